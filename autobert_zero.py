@@ -41,6 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.flop_counter import FlopCounterMode
 
 # B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked, I graph inputs,
 # K kernel
@@ -115,6 +116,7 @@ class Config:
     warm_times: int = 0  # steps of the warm start, in a candidate's --steps (D40); 0: no warm start
     # not settings: the given flags, the file's name, flags that name models, names in run folders
     given = frozenset()
+    action = ""
     program = "autobert_zero"
     models = "init", "tokenizer"
     writes = ("round-*", "warm-start", "baselines", "finalists", "CoLA", "MRPC", "STS-B", "SST-2",
@@ -283,44 +285,40 @@ def why_illegal(graph, max_path=None):
 # The text form: layers joined by " | ". A convolution is "conv65", an attention a formula, in which
 # a result that is read twice has a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
-FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid": "logsigmoid",
-             "softsign": "softsign", "cosine": "cos", "euclidean": "dist"}
+TEXT = {
+    "neg": "neg({})", "transpose": "{}.T", "scale": "scale({})", "softmax": "softmax({})",
+    "logsigmoid": "logsigmoid({})", "softsign": "softsign({})", "add": "({} + {})",
+    "matmul": "({} @ {})", "cosine": "cos({}, {})", "euclidean": "dist({}, {})"}
 
 
 def formula(graph):
     """The text form of a graph."""
     reads = [operand for _, *operands in graph for operand in operands]
     names = iter("abcdefghijklmnorstuvwxyz")
-    lines = []
-    trees = [ast.Name(name) for name in INPUTS]
+    statements = []
+    texts = list(INPUTS)
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
-        parts = [trees[operand] for operand in operands]
-        if op == "transpose":
-            tree = ast.Attribute(parts[0], "T")
-        elif op == "add":
-            tree = ast.BinOp(parts[0], ast.Add(), parts[1])
-        elif op == "matmul":
-            tree = ast.BinOp(parts[0], ast.MatMult(), parts[1])
-        else:
-            tree = ast.Call(ast.Name(FUNCTIONS[op]), parts, [])
+        text = TEXT[op].format(*[texts[operand] for operand in operands])
         if reads.count(index) > 1:
-            name = next(names, None) or f"x{index}"
-            lines.append(f"{name} = {ast.unparse(tree)}")
-            tree = ast.Name(name)
-        trees.append(tree)
-    return "; ".join([*lines, ast.unparse(trees[-1])])
+            name = next(names, f"x{index}")
+            statements.append(f"{name} = {text}")
+            text = name
+        texts.append(text)
+    tree = ast.parse("; ".join([*statements, texts[-1]]))  # removes needless parentheses
+    return ast.unparse(tree).replace("\n", "; ")
 
 
 def parse_formula(text):
     """The canonical graph of a formula. Raises ValueError with the reason."""
     graph = []
+    result = 0
     names = {name: index for index, name in enumerate(INPUTS)}
-    calls = {name: op for op, name in FUNCTIONS.items()}
+    functions = {form.partition("(")[0]: op for op, form in TEXT.items()}
 
     def read(tree):
         """Append an expression to `graph`; returns its operand number."""
         match tree:
-            case ast.Name(name) if name in names:
+            case ast.Name(name):
                 return names[name]
             case ast.BinOp(left, ast.Add(), right):
                 operation = "add", read(left), read(right)
@@ -328,34 +326,28 @@ def parse_formula(text):
                 operation = "matmul", read(left), read(right)
             case ast.Attribute(value, "T"):
                 operation = "transpose", read(value)
-            case ast.UnaryOp(ast.USub(), operand):
-                operation = "neg", read(operand)
-            case ast.Call(ast.Name(name), [value], []) if calls.get(name) in UNARY:
-                operation = calls[name], read(value)
-            case ast.Call(ast.Name(name), [left, right], []) if calls.get(name) in BINARY:
-                operation = calls[name], read(left), read(right)
+            case ast.Call(ast.Name(name), operands):
+                operation = functions[name], *map(read, operands)
             case _:
-                known = ", ".join(f"{name}(x{', y' * (op in BINARY)})"
-                                  for name, op in calls.items())
-                raise ValueError(f"{ast.unparse(tree)!r} is none of "
-                                 f"Q, K, V, P, x + y, x @ y, x.T, {known}")
+                raise ValueError
+        op, *operands = operation
+        if len(operands) != (1 if op in UNARY else 2):
+            raise ValueError
         graph.append(operation)
         return len(INPUTS) + len(graph) - 1
 
     try:
-        statements = []
-        for part in text.split(";"):
-            statements += ast.parse(part.strip()).body
-        *bindings, output = statements
-    except (SyntaxError, ValueError):
-        raise ValueError(f"{text!r} is not a formula") from None
-    for binding in bindings:
-        match binding:
-            case ast.Assign([ast.Name(name)], value) if name not in INPUTS:
-                names[name] = read(value)
-            case _:
-                raise ValueError(f"{ast.unparse(binding)!r}: give a name other than Q, K, V, P")
-    result = read(output.value) if isinstance(output, ast.Expr) else 0
+        for statement in ast.parse(text).body:
+            match statement:
+                case ast.Assign([ast.Name(name)], value):
+                    names[name] = read(value)
+                case ast.Expr(value):
+                    result = read(value)
+                case _:
+                    raise ValueError
+    except (SyntaxError, KeyError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, "
+                         f"{', '.join(filter(None, functions))}") from None
     graph = tuple(graph[:max(0, result - len(INPUTS) + 1)])
     graph = canonical(graph) if graph else ()
     if reason := why_illegal(graph):
@@ -424,15 +416,12 @@ def parse_arch(text):
     for number, part in enumerate(text.split("|"), 1):
         kernel = re.fullmatch(r"conv(\d+)", part.strip())
         try:
-            if not kernel:
-                layers.append(parse_formula(part.strip()))
-                continue
-            if int(kernel[1]) not in KERNELS:
-                known = ", ".join(map(str, KERNELS))
-                raise ValueError(f"kernel size {kernel[1]}; choose from {known}")
-            layers.append(int(kernel[1]))
-        except (ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"layer {number}: {str(error) or 'too long'}") from None
+            layers.append(int(kernel[1]) if kernel else parse_formula(part.strip()))
+        except ValueError as error:
+            raise ValueError(f"layer {number}: {error}") from None
+        if kernel and layers[-1] not in KERNELS:
+            known = ", ".join(map(str, KERNELS))
+            raise ValueError(f"layer {number}: kernel size {kernel[1]}; choose from {known}")
     return tuple(layers)
 
 
@@ -483,12 +472,9 @@ def stretch(arch, layers):
 def read_best(path):
     """The text form of the architecture in a search's best.json. Raises ValueError."""
     try:
-        best = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        return str(json.loads(Path(path).read_text(encoding="utf-8"))["arch"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"no best.json of a search ({error})") from None
-    if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
-        raise ValueError('the file holds no object with an "arch"')
-    return best["arch"]
 
 
 def read_arch(name, layers):
@@ -674,7 +660,7 @@ def light_conv(x, kernel):
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
-    if K < BAND_FROM or T > BAND_TOKENS:
+    if K < BAND_FROM or T > BAND_TOKENS or x.is_meta:  # count() counts the convolution
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
     heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (N, T, B D)
@@ -830,52 +816,40 @@ class TaskModel(nn.Module):
         return F.cross_entropy(logits, batch["labels"])
 
 
-def count_products(graph, tokens, width):
-    """Multiply-adds of a graph in one head."""
-    shapes = infer_graph(graph)
-    sizes = {"n": tokens, "d": width}
-    total = 0
-    for (op, *operands), (rows, columns) in zip(graph, shapes[len(INPUTS):]):
-        if op in PRODUCTS:
-            contracted = shapes[operands[0]][1]
-            total += sizes[rows] * sizes[columns] * sizes[contracted]
-    return total
-
-
 def count_parameters(module):
     return sum(value.numel() for value in module.parameters())
+
+
+def distance_flops(x, y, **others):
+    """FLOPs of torch.cdist, by the shapes of its operands."""
+    return 2 * math.prod(x) * y[-2]
 
 
 def count(arch, cfg):
     """Parameters of a LanguageModel by part; "#Params of Att" (Tables 3, 5): the projections that
     make the mixers' inputs, without W_O; and FLOPs of a forward pass of 128 tokens."""
+    custom = {torch.ops.aten._euclidean_dist: distance_flops}
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
+        ids = torch.zeros(1, 128, dtype=torch.long)
+        with FlopCounterMode(display=False, custom_mapping=custom) as counter:
+            model.encoder(ids, ids, None)
     total = count_parameters(model)
     encoder = count_parameters(model.encoder)
     layers = count_parameters(model.encoder.layers)
     pooler = count_parameters(model.pooler)
     H = cfg.hidden
-    E = cfg.embedding or cfg.hidden
-    T = 128
-    projections = 0
-    products = T * E * H if E != H else 0  # multiply-adds
-    for layer in arch:
-        inputs = 2 if isinstance(layer, int) else len(used_inputs(layer))  # d -> 2d, or Q, K, V, P
-        projections += inputs
-        products += (inputs + 1) * T * H * H + 2 * T * H * cfg.ffn  # inputs, output; feed-forward
-        if isinstance(layer, int):
-            products += layer * T * H
-        else:
-            products += cfg.heads * count_products(layer, T, H // cfg.heads)
-    head = T * (H * E + E * cfg.vocab_size)
+    E = cfg.embedding or H
+    # a convolution's projection d -> 2d counts as two, an attention's one for each of Q, K, V, P
+    projections = sum(2 if isinstance(layer, int) else len(used_inputs(layer)) for layer in arch)
+    flops = counter.get_total_flops()
     return {
         "parameters": total,
         "parts": {"embeddings": encoder - layers, "layers": layers, "pooler": pooler,
                   "heads": total - encoder - pooler},
         "attention_parameters": projections * (H * H + H),
-        "flops": 2 * products,
-        "flops_with_vocabulary_head": 2 * (products + head),
+        "flops": flops,
+        "flops_with_vocabulary_head": flops + 2 * 128 * E * (H + cfg.vocab_size),
         "flops_counting": "a forward pass of 128 tokens: matrix products and convolutions, "
                           "2 per multiply-add; embeddings are look-ups",
     }
@@ -1305,7 +1279,7 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path):
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
-def score_tasks(model, arch, data, cfg, path, shared=True):
+def score_tasks(model, arch, data, cfg, path):
     """{task: main metric on dev} of copies of the model, each fine-tuned on a task. Kept in
     `path`."""
     scores = read_json(path) if path.exists() else {}
@@ -1319,7 +1293,7 @@ def score_tasks(model, arch, data, cfg, path, shared=True):
             scores[name] = evaluate_language_model(model, data, cfg, alone, 32)["mlm_accuracy"]
         else:
             seed_everything(cfg.seed, "head", name)
-            tuned = move(TaskModel(arch, cfg, task.outputs, shared=shared), data.device)
+            tuned = move(TaskModel(arch, cfg, task.outputs, shared=True), data.device)
             tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
             # D32: a negative metric counts as 0, which a diverged candidate has
             scores[name] = max(score_task(tuned, task, cfg, data.device), 0.0)
@@ -1328,22 +1302,54 @@ def score_tasks(model, arch, data, cfg, path, shared=True):
 
 
 def evaluate_all(archs, number, supernet, run, name, label, data, cfg):
-    """evaluate_candidate's results for {id: architecture}, shared out over the processes. The
-    folder NAME of the run keeps them, and the weights, until they are no longer needed."""
+    """evaluate_candidate's results for {id: architecture}, in this order, shared out over the
+    processes. The folder NAME of the run keeps them, and the weights ID.pt."""
     folder = run.folder / name
 
     def evaluate(key):
-        return evaluate_candidate(archs[key], number, supernet, data, cfg, folder / key)
+        path = folder / str(key)
+        return evaluate_candidate(archs[key], number, supernet, data, cfg, path)
 
-    return dict(zip(archs, share_out(run.ranks, list(archs), folder, label, evaluate)))
+    return share_out(run.ranks, list(archs), folder, label, evaluate)
 
 
-def train_again(archs, first, times, run, name, data, cfg):
-    """evaluate_candidate's result for each architecture, trained for `times` a candidate's steps
-    from the weights of the super-net `first`."""
-    cfg = dataclasses.replace(cfg, steps=times * cfg.steps)
-    archs = {str(number): arch for number, arch in enumerate(archs)}
-    return list(evaluate_all(archs, 0, first, run, name, name, data, cfg).values())
+def write_history(run, number, history):
+    """Write history.jsonl as the checkpoint has it, and delete the folder of the round."""
+    text = "".join(json.dumps(line) + "\n" for line in history)
+    write_atomic(run.folder / "history.jsonl", text)
+    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
+
+
+def search(supernet, run, data, cfg):
+    """OP-NAS (Algorithm 1): the history of all candidates. A run that was stopped continues with
+    the round in which it was stopped."""
+    checkpoint = Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet)
+    history = checkpoint.restore().get("history", [])
+    sizes = round_sizes(cfg)
+    best = max((line["score"] for line in history), default=0.0)
+    number = history[-1]["round"] + 1 if history else 0
+    on_main(run.ranks, write_history, run, number - 1, history)
+    for number in range(number, len(sizes)):
+        folder = f"round-{number}"
+        label = f"round {number + 1}/{len(sizes)}, best so far {100 * best:.2f}"
+        proposals = propose(history, number, cfg)  # lines 1, 4 to 7
+        archs = {len(history) + index: arch for index, (_, arch) in enumerate(proposals)}
+        results = evaluate_all(archs, number, supernet, run, folder, label, data, cfg)  # 2, 8, 9
+        lines = []
+        for (parent, arch), key, result in zip(proposals, archs, results):
+            names = {"id": key, "round": number, "parent": parent, "arch": arch_text(arch)}
+            lines.append({**names, **result})
+        if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
+            weights = ((archs[line["id"]], load_file(run.folder / folder / f"{line['id']}.pt"))
+                       for line in ranked(lines))
+            supernet.write_back(weights)
+        history = history + lines  # line 11
+        checkpoint.save(history=history)
+        gather(run.ranks, None)  # a round's files are deleted when all processes have read them
+        on_main(run.ranks, write_history, run, number, history)
+        best = max(line["score"] for line in history)
+        run.log("search", number, candidates=len(history), best=best)
+    return history
 
 
 HYBRID = "hybrid: conv3 and BERT's attention, alternating"
@@ -1359,138 +1365,72 @@ def hand_designed(layers):
     }
 
 
-def first_super_net(source, run, data, cfg):
-    """The super-net at the beginning of a search: random, as in the paper, or with --init's
-    weights."""
-    first = SuperNet(cfg)
-    if source:
-        model = LanguageModel(source[1], cfg) if source[1] else first
-        print0(run.ranks, start_from(model, source))
-        if source[1]:
-            first.write_back([(source[1], model.state_dict())])
-    elif cfg.warm_times:
-        # D40: a warm start. The embeddings, FFNs, norms and heads are those of the hand-designed
-        # network that learns soonest, after --warm_times x --steps steps; convolutions and
-        # attentions stay random. A candidate's few steps then show what its mixers are good for
-        archs = [hand_designed(cfg.layers)[HYBRID]]
-        alone = dataclasses.replace(data, tasks={"MLM": None})
-        result, = train_again(archs, first, cfg.warm_times, run, "warm-start", alone, cfg)
-        if result["diverged"]:
-            raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
-                            "lower --lr, --restart")
-        first.take_rest(load_file(run.folder / "warm-start" / "0.pt"))
-    return first
-
-
-def pick_best(finalists, history):
-    """The best line of the finalists; the best candidate's where all of them diverged."""
-    return (ranked(finalists) or ranked(history))[0]
-
-
-def score_finalists(history, supernet, first, run, data, cfg):
-    """(the line of history that the search returns, [{id, score} of each finalist])."""
-    # D37: the best candidates are trained once more, alone and from `first`. A candidate's score
-    # depends on the age of the super-net that it started from, and the best of many noisy scores is
-    # in part luck. The paper returns the best candidate (Alg. 1, line 13)
-    finalists = ranked(history)[:cfg.finalists]
-    if not finalists:
-        return pick_best([], history), []
-    archs = [parse_arch(line["arch"]) for line in finalists]
-    alone = train_again(archs, first, cfg.finalist_times, run, "finalists", data, cfg)
-    again = [{**line, **result} for line, result in zip(finalists, alone)]
-    best = pick_best(again, history)
-    for number, line in enumerate(again):
-        if line["id"] == best["id"] and not line["diverged"]:
-            weights = load_file(run.folder / "finalists" / f"{number}.pt")
-            supernet.write_back([(archs[number], weights)])  # what best.pt and --init use
-    return best, [{"id": line["id"], "score": line["score"]} for line in again]
-
-
-def score_baselines(first, run, data, cfg):
-    """{name: score} of the hand-designed networks, trained as long as finalists; {} without
-    finalists."""
-    if not cfg.finalists:
-        return {}
-    networks = hand_designed(cfg.layers)
-    results = train_again(networks.values(), first, cfg.finalist_times, run, "baselines", data, cfg)
-    return {name: result["score"] for name, result in zip(networks, results)}
-
-
-def write_history(run, number, history):
-    """Write history.jsonl as the checkpoint has it, and delete the folder of the round."""
-    text = "".join(json.dumps(line) + "\n" for line in history)
-    write_atomic(run.folder / "history.jsonl", text)
-    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
-
-
-def majority_baselines(data):
-    """{proxy task: the score of the most frequent answer}."""
-    return {name: task.majority_baseline if task else data.dev.commonest()
-            for name, task in data.tasks.items()}
-
-
-def run_round(number, history, supernet, run, data, cfg):
-    """Propose and evaluate the candidates of a round, and let the super-net learn: their lines of
-    history."""
-    proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # lines 1, 4 to 7
-    archs = {str(key): arch for key, (_, arch) in proposals.items()}
-    best = max((line["score"] for line in history), default=0.0)
-    label = f"round {number + 1}/{len(round_sizes(cfg))}, best so far {100 * best:.2f}"
-    name = f"round-{number}"
-    results = evaluate_all(archs, number, supernet, run, name, label, data, cfg)  # lines 2, 8, 9
-    lines = []
-    for key, (parent, arch) in proposals.items():
-        place = {"id": key, "round": number, "parent": parent, "arch": arch_text(arch)}
-        lines.append({**place, **results[str(key)]})
-    if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
-        weights = ((archs[str(line["id"])], load_file(run.folder / name / f"{line['id']}.pt"))
-                   for line in ranked(lines))
-        supernet.write_back(weights)
-    return lines
-
-
-def search(cfg):
-    """OP-NAS (Algorithm 1)."""
+def run_search(cfg):
+    """--search: a warm start, Algorithm 1, then finalists and baselines."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = read_run(cfg, "search") if cfg.init else None
-        run, data = open_run(cfg, "search", ranks, "corpus", "glue", tasks=proxy_names(cfg))
+        run, data, source = open_inputs(cfg, ranks, "corpus", "glue", tasks=proxy_names(cfg))
         if run.finished:
             return print_best(run, cfg)
-        run.settle(cfg)
         data.tasks = open_proxies(cfg, data)
-        first = first_super_net(source, run, data, cfg)
-        supernet = copy.deepcopy(first) if cfg.finalists else first
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
-        history = checkpoint.restore().get("history", [])
-        begin = history[-1]["round"] + 1 if history else 0
-        on_main(ranks, write_history, run, begin - 1, history)
-        for number in range(begin, len(round_sizes(cfg))):  # Algorithm 1
-            lines = run_round(number, history, supernet, run, data, cfg)
-            history += lines  # line 11
-            checkpoint.save(history=history)
-            gather(ranks, None)  # a round's files are deleted when all processes have read them
-            on_main(ranks, write_history, run, number, history)
-            best = max(line["score"] for line in history)
-            run.log("search", number, candidates=len(history), best=best)
+        first = SuperNet(cfg)  # random, as in the paper, or with --init's weights
+
+        def train_again(name, archs, times, tasks=data.tasks):
+            """evaluate_candidate's result for each, for `times` a candidate's steps from `first`."""
+            own = dataclasses.replace(cfg, steps=times * cfg.steps)
+            inputs = dataclasses.replace(data, tasks=tasks)
+            return evaluate_all(dict(enumerate(archs)), 0, first, run, name, name, inputs, own)
+
+        if source:
+            model = LanguageModel(source[1], cfg) if source[1] else first
+            print0(ranks, start_from(model, source))
+            if source[1]:
+                first.write_back([(source[1], model.state_dict())])
+        elif cfg.warm_times:
+            # D40: a warm start. The embeddings, FFNs, norms and heads are those of the
+            # hand-designed network that learns soonest, after --warm_times x --steps steps;
+            # convolutions and attentions stay random. A candidate's few steps then show what its
+            # mixers are good for
+            hybrid = hand_designed(cfg.layers)[HYBRID]
+            result, = train_again("warm-start", [hybrid], cfg.warm_times, {"MLM": None})
+            if result["diverged"]:
+                raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
+                                "lower --lr, --restart")
+            first.take_rest(load_file(run.folder / "warm-start" / "0.pt"))
+        supernet = copy.deepcopy(first)
+        history = search(supernet, run, data, cfg)
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        finish_search(history, supernet, first, checkpoint, run, data, cfg)
+        baselines = {}
+        finalists = []
+        if cfg.finalists:
+            networks = hand_designed(cfg.layers)
+            results = train_again("baselines", networks.values(), cfg.finalist_times)
+            baselines = {name: result["score"] for name, result in zip(networks, results)}
+            # D37: the best candidates are trained once more, alone and from `first`. A candidate's
+            # score depends on the age of the super-net that it started from, and the best of many
+            # noisy scores is in part luck. The paper returns the best candidate (Alg. 1, line 13)
+            lines = ranked(history)[:cfg.finalists]
+            archs = [parse_arch(line["arch"]) for line in lines]
+            results = train_again("finalists", archs, cfg.finalist_times)
+            finalists = [{**line, **result} for line, result in zip(lines, results)]
+        best = (ranked(finalists) or ranked(history))[0]
+        if best in finalists:
+            number = finalists.index(best)
+            weights = load_file(run.folder / "finalists" / f"{number}.pt")
+            supernet.write_back([(archs[number], weights)])  # what best.pt and --init use
+        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
+        checkpoint.save(history=history)
+        result = {key: best[key] for key in ("arch", "score", "scores", "id")}
+        result["candidates"] = len(history)
+        result["baselines"] = baselines
+        result["finalists"] = [{"id": line["id"], "score": line["score"]} for line in finalists]
+        result["majority"] = {name: task.majority_baseline if task else data.dev.commonest()
+                              for name, task in data.tasks.items()}
+        on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
+        on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]),
+                (supernet.weights, None, ""), cfg, data.tokenizer)
+        run.finish(result)
         print_best(run, cfg)
-
-
-def finish_search(history, supernet, first, checkpoint, run, data, cfg):
-    """Train finalists and baselines, and write best.json, best.py and done.json."""
-    baselines = score_baselines(first, run, data, cfg)
-    best, finalists = score_finalists(history, supernet, first, run, data, cfg)
-    checkpoint.save(history=history)
-    result = {key: best[key] for key in ("arch", "score", "scores", "id")}
-    result |= {"candidates": len(history), "baselines": baselines, "finalists": finalists,
-               "majority": majority_baselines(data)}
-    on_main(run.ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
-    source = supernet.weights, None, ""
-    on_main(run.ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), source, cfg,
-            data.tokenizer)
-    run.finish(result)
 
 
 def print_best(run, cfg):
@@ -1730,15 +1670,10 @@ def print_pretrained(run, cfg):
 def pretrain(cfg):
     """Train --arch in full (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = read_run(cfg, "pretrain") if cfg.init else None
-        arch = resolve_arch(cfg)
-        set_accumulate(cfg, ranks)
-        run, data = open_run(cfg, "pretrain", ranks, "corpus")
+        run, data, source = open_inputs(cfg, ranks, "corpus")
         if run.finished:
             return print_pretrained(run, cfg)
-        passes = EPOCHS * data.train.slots(cfg.length - 3)
-        cfg.steps = cfg.steps or math.ceil(passes / cfg.batch)
-        run.settle(cfg)
+        arch = parse_arch(cfg.arch)
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg)
         if source:
@@ -1788,30 +1723,50 @@ def resolve_arch(cfg):
     return arch
 
 
-def read_run(cfg, action="describe"):
+def read_run(cfg):
     """(weights, architecture or None for a super-net, "--init") of --init; cfg takes over its
-    shape, tokenizer and preset."""
+    shape, vocabulary and preset."""
+    folder = Path(cfg.init)
     before = cfg.preset
     names = {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}
     owned = read_init(cfg, names, FOLLOWED)
     if cfg.preset != before:
-        preset = {**vars(Config()), **settings_of(PRESETS, cfg.preset, action, ACTIONS)}
+        preset = {**vars(Config()), **settings_of(PRESETS, cfg.preset, cfg.action, ACTIONS)}
         kept = {*SHAPE, *FOLLOWED, *cfg.given, "arch", "tokenizer", "out", "restart"}
         if cfg.dry_run:
             kept.update(PRESETS["dry_run"])
         for name in preset.keys() - kept:
             setattr(cfg, name, preset[name])
-    check(cfg, action)
-    arch = resolve_arch(cfg) if "model" in owned else None
-    weights = owned["model" if arch else "supernet"]
-    if not arch and "arch" not in cfg.given:
-        cfg.arch = str(Path(cfg.init) / "best.json")
+    check(cfg, cfg.action)
+    weights = owned.get("model", owned.get("supernet"))
+    vocabulary = {"vocab_size": len(weights["encoder.token_embedding.weight"])}
+    take_settings(cfg, vocabulary, folder, ("vocab_size",))
+    if "model" in owned:
+        return weights, resolve_arch(cfg), "--init"
+    if "arch" not in cfg.given:
+        cfg.arch = str(folder / "best.json")
         if not Path(cfg.arch).exists():
             raise UserError(f"{cfg.init}: this search is not finished; finish it, or give --arch")
-    if action == "describe":
-        vocabulary = {"vocab_size": len(weights["encoder.token_embedding.weight"])}
-        take_settings(cfg, vocabulary, Path(cfg.init), ("vocab_size",))
-    return weights, arch, "--init"
+    return weights, None, "--init"
+
+
+def open_inputs(cfg, ranks, *needs, tasks=()):
+    """(RunFolder, Data, read_run of --init or None) of an action. cfg gets here what its flags
+    leave open; nothing assigns to it afterwards."""
+    source = read_run(cfg) if cfg.init else None
+    if tasks:
+        cfg.tasks = ",".join(tasks)
+    if cfg.action != "search":
+        resolve_arch(cfg)
+    if cfg.action == "pretrain":
+        set_accumulate(cfg, ranks)
+    run, data = open_run(cfg, cfg.action, ranks, *needs, tasks=tasks)
+    if not run.finished:
+        if not cfg.steps and cfg.action == "pretrain":
+            sequences = EPOCHS * data.train.slots(cfg.length - 3)
+            cfg.steps = math.ceil(sequences / cfg.batch)
+        run.settle(cfg)
+    return run, data, source
 
 
 def start_from(model, source):
@@ -1896,9 +1851,8 @@ def train_task(task, cfg, arch, source, folder, data, run):
 def answer(cfg, path):
     """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        weights, arch, _ = read_run(cfg, "finetune")
+        weights, arch, _ = read_run(cfg)
         tokenizer = load_tokenizer(cfg.tokenizer)
-        cfg.vocab_size = tokenizer.vocab_size
         task = open_file(path, cfg, tokenizer, recipes(cfg))
         model = TaskModel(arch, cfg, task.outputs, task.kind == "span").to(ranks.device)
         model.load_state_dict(weights)
@@ -1930,16 +1884,13 @@ def finetune(cfg, text):
     """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
     MNLI job."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = read_run(cfg, "finetune") if cfg.init else None
-        table = recipes(cfg)
-        names = parse_tasks(text, table, GROUPS)
-        arch = resolve_arch(cfg)
-        cfg.tasks = ",".join(names)
+        names = parse_tasks(text, recipes(cfg), GROUPS)
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
-        run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs), tasks=names)
+        run, data, source = open_inputs(cfg, ranks, "tokenizer", *sorted(needs), tasks=names)
         if run.finished:
             return print_summary(run, cfg, NINE)
-        run.settle(cfg)
+        arch = parse_arch(cfg.arch)
+        table = recipes(cfg)
         jobs = finetune_jobs(names, table, cfg)
 
         @functools.cache
@@ -1984,22 +1935,18 @@ def write_best(path, arch, source, cfg, tokenizer, labels=None, length=None):
 def export(cfg, name):
     """write_best of --init: a search, a pre-training, or a fine-tuning's RUN/TASK."""
     path = Path(name)
-    source = read_run(cfg) if cfg.init else None
+    if path.suffix != ".py" or not path.stem.isidentifier() or not cfg.init:
+        raise UserError(f"--export {name}: name a module, such as network.py, and --init")
+    source = read_run(cfg)
     labels = None
     length = cfg.length
-    if any(path.with_suffix(ending).exists() for ending in (".py", ".mmd", ".pt")):
-        raise UserError(f"--export {name}: it, or its .mmd or .pt, exists already; "
-                        "choose another name")
-    if path.suffix != ".py" or not path.parent.is_dir() or not source:
-        raise UserError(f"--export {name}: name a new .py in an existing folder, and --init")
-    if not path.stem.isidentifier():
-        raise UserError(f"--export {name}: Python cannot import a module of this name; "
-                        "use letters, digits and _")
     tokenizer = load_tokenizer(cfg.tokenizer)
     vocabulary = path.with_name(tokenizer.file_name)
+    exists = [each for each in map(path.with_suffix, (".py", ".mmd", ".pt")) if each.exists()]
     if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
-        raise UserError(f"--export {name}: {vocabulary} is the vocabulary of another network; "
-                        "choose another folder")
+        exists.append(vocabulary)
+    if exists:
+        raise UserError(f"--export {name}: {exists[0]} exists already; choose another folder")
     if "head.weight" in source[0]:
         settings = read_json(Path(cfg.init) / "config.json")["settings"]
         task = settings["tasks"]
@@ -2062,7 +2009,7 @@ def check(cfg, action):
 
 
 ACTIONS = {
-    "search": (search, "search for an architecture (Alg. 1)"),
+    "search": (run_search, "search for an architecture (Alg. 1)"),
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
     "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., glue, squad)", "TASKS"),
     "predict": (answer, "predict a file of yours (TSV, SQuAD JSON) with --init RUN/TASK", "FILE"),

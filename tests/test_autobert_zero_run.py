@@ -172,7 +172,7 @@ def test_the_preset_of_the_weights_comes_with_them(ready, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(record))
     argv = ["--finetune", "CoLA", "--init", str(tmp_path), "--finetune_lr", "1e-3"]
     cfg = cli.parse(abz.Config, abz.PRESETS, abz.ACTIONS, "", argv)[2]
-    abz.read_run(cfg, "finetune")
+    abz.read_run(cfg)
     assert (cfg.preset, cfg.length, cfg.dropout, cfg.layers, cfg.tokenizer) == ("base", 96, 0.3, 1, str(tmp_path))
     assert (cfg.runs, cfg.finetune_epochs, cfg.finetune_lr) == (1, None, 1e-3)
 
