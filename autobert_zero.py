@@ -10,7 +10,7 @@ Run:     python autobert_zero.py --search --dry_run     two steps of every phase
          torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 5 to 10 minutes
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
 Tour:    the map, row by row: what a layer can be, how it runs and shares weights, the search. Skip
-         at first in_order, the text form, find_softmax_attention, the edits and fine-tuning.
+         at first the text form, find_softmax_attention, the edits and fine-tuning.
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
@@ -198,60 +198,50 @@ def infer_graph(graph):
     return shapes
 
 
-def in_order(graph, output, names):
-    """The operations that make the operand `output`, in post-order, with equal subgraphs merged.
+def tree_of(graph, output):
+    """The operand `output` as nested tuples: ("add", ("neg", 0), 1) is neg(Q) + K. The operands of
+    `add` are sorted by size, then by operations, so not by the names of inputs if these differ."""
 
-    names: the new number of each input. The operands of `add` are sorted by size, then
-    lexicographically.
-    """
+    def order(tree):
+        operations = re.findall("[a-z]+", repr(tree))
+        return len(operations), operations, repr(tree)
 
     @functools.cache
-    def form(operand):
-        """(operations that make an operand, its number among them)."""
+    def tree(operand):
         if operand < len(INPUTS):
-            return (), names[operand]
+            return operand
         op, *operands = graph[operand - len(INPUTS)]
-        parts = [form(each) for each in operands]
+        parts = [tree(each) for each in operands]
         if op == "add":
-            parts.sort(key=lambda part: (len(part[0]), part))
-        merged = []
-        reads = []
-        for operations, result in parts:
-            numbers = list(range(len(INPUTS)))  # of this part's operands in `merged`
-            for name, *others in operations:
-                operation = (name, *[numbers[other] for other in others])
-                if operation not in merged:
-                    merged.append(operation)
-                numbers.append(len(INPUTS) + merged.index(operation))
-            reads.append(numbers[result])
-        merged.append((op, *reads))
-        return tuple(merged), len(INPUTS) + len(merged) - 1
+            parts.sort(key=order)
+        return op, *parts
 
-    return form(output)[0]
+    return tree(output)
 
 
-def canonical(graph):
-    """The form by which graphs are compared, without operations that the output does not need.
+def graph_of(tree):
+    """The operations of nested tuples in post-order, with equal ones merged."""
+    graph = []
 
-    The order of the operands of `add` must not depend on the names of the inputs: Q + neg(K) and
-    neg(Q) + K have the same operations at the same positions. So every renaming of the inputs is
-    tried, and the lexicographically smallest form decides the order.
-    """
-    output = len(INPUTS) + len(graph) - 1
-    graph = in_order(graph, output, range(len(INPUTS)))
-    if not any(op == "add" for op, *_ in graph):
-        return graph
-    output = len(INPUTS) + len(graph) - 1
-    forms = []
-    for names in itertools.permutations(used_inputs(graph)):
-        renamed = {name: number for number, name in enumerate(names)}
-        original = dict(enumerate(names))
-        form = in_order(graph, output, renamed)
-        restored = []
-        for op, *operands in form:
-            restored.append((op, *[original.get(each, each) for each in operands]))
-        forms.append((form, tuple(restored)))
-    return min(forms)[1]
+    def append(tree):
+        if isinstance(tree, int):
+            return tree
+        op, *parts = tree
+        operation = (op, *map(append, parts))
+        if operation not in graph:
+            graph.append(operation)
+        return len(INPUTS) + graph.index(operation)
+
+    append(tree)
+    return tuple(graph)
+
+
+def canonical(graph, output=None):
+    """The form by which graphs are compared: what makes the operand `output`, by default the last
+    operation, in a fixed order."""
+    if output is None:
+        output = len(INPUTS) + len(graph) - 1
+    return graph_of(tree_of(graph, output))
 
 
 def used_inputs(graph):
@@ -348,8 +338,7 @@ def parse_formula(text):
     except (SyntaxError, KeyError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, "
                          f"{', '.join(filter(None, functions))}") from None
-    graph = tuple(graph[:max(0, result - len(INPUTS) + 1)])
-    graph = canonical(graph) if graph else ()
+    graph = canonical(graph, result)
     if reason := why_illegal(graph):
         raise ValueError(f"{text!r}: {reason}")
     return graph
@@ -358,49 +347,32 @@ def parse_formula(text):
 def simplify(graph):
     """An equal graph without minus signs that cancel: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
 
-    A minus sign moves through the operations that are linear or odd; a cosine also ignores the
-    scale of its operands, and a double transpose is nothing. The function of the graph stays the
-    same, so it is for people to read; a search works on the graphs that it drew.
+    A minus sign moves through operations that are linear or odd, and a cosine does not depend on
+    the scale of its operands. For people to read: a search works on the graphs that it drew.
     """
-    result = []
-    signed = [(index, 1) for index in range(len(INPUTS))]  # each operand's number in result, sign
 
-    def append(op, *operands):
-        result.append((op, *operands))
-        return len(INPUTS) + len(result) - 1
+    def rewrite(tree):
+        match tree:
+            case ("neg", ("neg", x)) | ("transpose", ("transpose", x)):
+                return x
+            case ("transpose" | "scale" | "softsign" as op, ("neg", x)):
+                return "neg", simple((op, x))
+            case (("matmul" | "cosine" as op, ("neg", x), y)
+                  | ("matmul" | "cosine" as op, x, ("neg", y))):
+                return simple(("neg", (op, x, y)))
+            case ("add", ("neg", x), ("neg", y)):
+                return "neg", ("add", x, y)
+            case ("euclidean", ("neg", x), ("neg", y)):
+                return "euclidean", x, y
+            case ("cosine", ("scale", x), y) | ("cosine", x, ("scale", y)):
+                return simple(("cosine", x, y))
+        return tree
 
-    def made(operand):
-        number, sign = operand
-        return number if sign > 0 else append("neg", number)
+    def simple(tree):
+        return tree if isinstance(tree, int) else rewrite((tree[0], *map(simple, tree[1:])))
 
-    def source(operand, op):
-        """The operand of an unary operation `op` that made this operand, or None."""
-        made_by = result[operand - len(INPUTS)] if operand >= len(INPUTS) else ("input",)
-        return made_by[1] if made_by[0] == op else None
-
-    for op, *operands in graph:
-        parts = [signed[operand] for operand in operands]
-        numbers = [number for number, _ in parts]
-        sign = math.prod(sign for _, sign in parts)
-        if op == "neg":
-            signed.append((numbers[0], -sign))
-        elif op == "transpose" and source(numbers[0], op) is not None:
-            signed.append((source(numbers[0], op), sign))
-        elif op in ("transpose", "scale", "softsign", "matmul"):
-            signed.append((append(op, *numbers), sign))
-        elif op == "cosine":
-            unscaled = [number if source(number, "scale") is None else source(number, "scale")
-                        for number in numbers]
-            signed.append((append(op, *unscaled), sign))
-        elif op == "add" and parts[0][1] == parts[1][1]:
-            signed.append((append(op, *numbers), parts[0][1]))
-        elif op == "euclidean" and sign > 0:
-            signed.append((append(op, *numbers), 1))
-        else:  # softmax, logsigmoid, an add or a distance of operands with different signs
-            signed.append((append(op, *map(made, parts)), 1))
-    output = made(signed[-1])
-    simple = in_order(tuple(result), output, range(len(INPUTS)))
-    return canonical(simple) if len(simple) < len(graph) else graph
+    tree = simple(tree_of(graph, len(INPUTS) + len(graph) - 1))
+    return min(graph, canonical(graph_of(tree)), key=len)
 
 
 def arch_text(arch):
@@ -944,10 +916,11 @@ class SuperNet:
 
 
 def grow(rng, length, draw=None):
-    """A random graph of `length` operations, or None.
+    """A random graph of `length` operations, or () where the draws do not fit.
 
     draw(position): the operation at a position; uniform if left out. Results that nothing reads yet
-    never outnumber what the remaining operations can join.
+    never outnumber what the remaining operations can join, and the newest are read first, as in
+    post-order.
     """
     inputs = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
     shapes = {operand: "nd" for operand in inputs}
@@ -961,10 +934,12 @@ def grow(rng, length, draw=None):
             operands = [rng.choice(pool) for pool in pools]
             shape = infer(op, *[shapes[operand] for operand in operands])
             others = unread.difference(operands)
-            if shape and len(others) <= left and (left or shape == "nd"):
+            read = [each for each in operands if each in unread and each >= len(INPUTS)]
+            newest = [each for each in sorted(unread) if each >= min(read, default=math.inf)]
+            if shape and len(others) <= left and (left or shape == "nd") and read == newest:
                 break
         else:
-            return None
+            return ()
         newest = len(INPUTS) + len(graph)
         graph.append((op, *operands))
         shapes[newest] = shape
@@ -990,9 +965,14 @@ def sample_graph(rng, draw=None):
     # D38: none that adds next to nothing, such as V + neg(V), or more than half of its input's
     # size, such as many products over tokens without a softmax: LayerNorm then leaves little of the
     # input, and the network does not learn. Mutations still reach all legal graphs
-    while True:
-        graph = canonical(grow(rng, rng.randint(1, MAX_PATH), draw) or ())
-        if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph) < 0.5:
+    for attempt in itertools.count():
+        if attempt % 100 == 0:
+            length = rng.randint(2, MAX_PATH)  # one operation alone mixes no tokens
+        drawn = grow(rng, length, draw)
+        graph = canonical(drawn)
+        # so that Eq. 3 credits an operation at the position where it was drawn
+        in_order = [op for op, *_ in drawn] == [op for op, *_ in graph]
+        if in_order and not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph) < 0.5:
             return graph
 
 
@@ -1172,11 +1152,8 @@ def edit_graph(graph, rng, priority):
             if None not in children:
                 op = rng.choices(OPS, priority.probabilities(OPS, index, children))[0]
             for operations, output in shuffled(children.pop(op), rng):
-                child = in_order(operations, output, range(len(INPUTS)))
-                if why_illegal(child, MAX_PATH):
-                    continue
-                child = canonical(child)
-                if child != graph:
+                child = canonical(operations, output)
+                if child != graph and not why_illegal(child, MAX_PATH):
                     return child
     return None
 
