@@ -15,7 +15,7 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fi
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: There are 40 departures from the paper, D1 to D40: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 42 departures from the paper, D1 to D42: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import copy
@@ -128,6 +128,8 @@ PRESETS = {
         vocab_size=1000, tasks="MLM,CoLA,RTE", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
         init_std=0.07, length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3,
         finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
+        # D1: the demo shares no weights: candidates are compared with one another, each trained from
+        # the same start. A search with a large super-net shares them, as the paper does
         search=dict(
             batch=8, lr=3e-3, steps=500, train_examples=1600, finetune_batch=16,
             population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=2,
@@ -485,7 +487,7 @@ SIMPLE = {
     "transpose": lambda x: x.transpose(-1, -2),
     "add": torch.add,
     "logsigmoid": F.logsigmoid,
-    # D1: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
+    # D42: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
     "softsign": F.softsign,
 }
 
@@ -915,28 +917,22 @@ class SuperNet:
 # --- search ---------------
 
 
-def grow(rng, length, draw=None):
-    """A random graph of `length` operations, or () where the draws do not fit.
-
-    draw(position): the operation at a position; uniform if left out. Results that nothing reads yet
-    never outnumber what the remaining operations can join, and the newest are read first, as in
-    post-order.
-    """
+def grow(rng, length):
+    """A random graph of `length` operations, or () where the draws do not fit. Results that nothing
+    reads yet never outnumber what the remaining operations can join."""
     inputs = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
     shapes = {operand: "nd" for operand in inputs}
     unread = set(inputs)
     graph = []
     for left in reversed(range(length)):
         for _ in range(30):
-            op = draw(len(graph)) if draw else rng.choice(OPS)
+            op = rng.choice(OPS)
             pools = [sorted(unread) if rng.random() < 0.5 else list(shapes)
                      for _ in range(1 if op in UNARY else 2)]
             operands = [rng.choice(pool) for pool in pools]
             shape = infer(op, *[shapes[operand] for operand in operands])
             others = unread.difference(operands)
-            read = [each for each in operands if each in unread and each >= len(INPUTS)]
-            newest = [each for each in sorted(unread) if each >= min(read, default=math.inf)]
-            if shape and len(others) <= left and (left or shape == "nd") and read == newest:
+            if shape and len(others) <= left and (left or shape == "nd"):
                 break
         else:
             return ()
@@ -959,20 +955,15 @@ def gain(graph, tokens=32, width=16):
     return 0.55 * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
 
 
-def sample_graph(rng, draw=None):
+def sample_graph(rng):
     """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
     # D38: none that adds next to nothing, such as V + neg(V), or more than half of its input's
     # size, such as many products over tokens without a softmax: LayerNorm then leaves little of the
     # input, and the network does not learn. Mutations still reach all legal graphs
-    for attempt in itertools.count():
-        if attempt % 100 == 0:
-            length = rng.randint(2, MAX_PATH)  # one operation alone mixes no tokens
-        drawn = grow(rng, length, draw)
-        graph = canonical(drawn)
-        # so that Eq. 3 credits an operation at the position where it was drawn
-        in_order = [op for op, *_ in drawn] == [op for op, *_ in graph]
-        if in_order and not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph) < 0.5:
+    while True:
+        graph = canonical(grow(rng, rng.randint(1, MAX_PATH)))
+        if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph) < 0.5:
             return graph
 
 
@@ -1101,18 +1092,19 @@ def replace(graph, index):
 
 
 def insert(graph, index):
-    """A new operation after this one, for all its readers, or on the edge from one of its
-    operands."""
-    op, *operands = graph[index]
+    """A new operation after the one before `index`, for all its readers, or on the edge from one
+    of the operands of the one at `index`."""
     here = len(INPUTS) + index
     added = len(INPUTS) + len(graph)
-    redirected, output = redirect(graph, here, added)
-    for new in applied([here], here):
-        yield new[0], (*redirected, new), output
-    for side, operand in enumerate(operands):
-        reader = op, *operands[:side], added, *operands[side + 1:]
-        for new in applied([operand], here):
-            yield new[0], (*put(graph, index, reader), new), added - 1
+    if index > 0:
+        redirected, output = redirect(graph, here - 1, added)
+        for new in applied([here - 1], here - 1):
+            yield new[0], (*redirected, new), output
+    for op, *operands in graph[index:index + 1]:
+        for side, operand in enumerate(operands):
+            reader = op, *operands[:side], added, *operands[side + 1:]
+            for new in applied([operand], here):
+                yield new[0], (*put(graph, index, reader), new), added - 1
 
 
 def delete(graph, index):
@@ -1140,10 +1132,12 @@ def shuffled(values, rng):
 def edit_graph(graph, rng, priority):
     """A legal graph one edit away, or None.
 
-    Edit and position are uniform. A new operation is drawn by the priorities of that position (Sec.
-    3.2: those of the first k positions for a path of length k).
+    Edit and position are uniform. A new operation is drawn by the priorities of the position at
+    which it then stands (Sec. 3.2: those of the first k positions for a path of length k).
     """
-    for edit, index in shuffled(itertools.product(EDITS, range(len(graph))), rng):
+    # D41: an operation that is inserted at the end is drawn by the priorities of position k + 1
+    edits = [(edit, index) for edit in EDITS for index in range(len(graph) + (edit is insert))]
+    for edit, index in shuffled(edits, rng):
         children = {}  # {new operation or None: the children that have it}
         for op, *child in edit(graph, index):
             children.setdefault(op, []).append(child)
@@ -1153,36 +1147,33 @@ def edit_graph(graph, rng, priority):
                 op = rng.choices(OPS, priority.probabilities(OPS, index, children))[0]
             for operations, output in shuffled(children.pop(op), rng):
                 child = canonical(operations, output)
-                if child != graph and not why_illegal(child, MAX_PATH):
+                if child == graph or why_illegal(child, MAX_PATH):
+                    continue
+                if op is None or [each[0] for each in child[index:index + 1]] == [op]:
                     return child
     return None
 
 
 def mutate(parent, rng, priority=None):
-    """A child of an architecture (Alg. 1, lines 6, 7): a random layer may change its kind, then a
-    random layer changes inside. Operations and kernels are drawn by the OperationPriority,
-    uniformly without one."""
+    """A child of an architecture (Alg. 1, lines 6, 7): a random layer may change its kind, at
+    random, then a random layer changes inside, by the OperationPriority or uniformly."""
     priority = priority or OperationPriority([], Config())
     child = list(parent)
-
-    def draw(options, position):
-        return rng.choices(options, priority.probabilities(options, position))[0]
-
     # D16: only half of the children change a kind, so that a child can differ in one attention
     # alone
-    if rng.random() < 0.5:  # inter-layer
+    if rng.random() < 0.5:  # inter-layer, as in a plain evolution (Sec. 3.2)
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
-            child[layer] = draw(KERNELS, layer)
+            child[layer] = rng.choice(KERNELS)
         elif attentions and rng.random() < 0.5:
             # D24: half of the new attentions are another layer's
             child[layer] = rng.choice(attentions)
         else:
-            child[layer] = sample_graph(rng, draw=functools.partial(draw, OPS))
+            child[layer] = sample_graph(rng)
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
-        child[layer] = draw(KERNELS, layer)
+        child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
     else:
         child[layer] = edit_graph(child[layer], rng, priority) or child[layer]
     return tuple(child)

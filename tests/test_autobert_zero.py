@@ -48,19 +48,6 @@ def test_sampled_graphs_are_legal_and_varied():
     assert {len(abz.used_inputs(graph)) for graph in graphs} == {2, 3, 4}
 
 
-def test_an_operation_is_credited_where_it_was_drawn():
-    rng = random.Random(2)
-    for _ in range(20):
-        drawn = {}
-
-        def draw(position):
-            drawn[position] = rng.choice(abz.OPS)
-            return drawn[position]
-
-        graph = abz.sample_graph(rng, draw)
-        assert [op for op, *_ in graph] == [drawn[position] for position in range(len(graph))]
-
-
 def test_a_legal_search_graph_is_one_in_which_tokens_see_each_other():
     """A change of the last token reaches others, or none of them."""
     apart = ["Q + K", "softmax(neg(Q)) + scale(K)", "softsign(Q.T).T + V"]
@@ -416,8 +403,9 @@ def test_priorities_follow_scores_by_position():
 def neighbours(graph):
     """Every graph one edit away."""
     children = set()
-    for edit, index in itertools.product(abz.EDITS, range(len(graph))):
-        children.update(abz.canonical(*child) for _, *child in edit(graph, index))
+    for edit in abz.EDITS:
+        for index in range(len(graph) + (edit is abz.insert)):
+            children.update(abz.canonical(*child) for _, *child in edit(graph, index))
     return children
 
 
@@ -432,24 +420,26 @@ def test_edits_lead_from_bert_to_layer_2_of_figure_7():
     assert graphs[-1] == abz.read_arch("autobert-zero", 12)[1]
 
 
-def test_an_edit_is_legal_and_its_operation_drawn_by_the_first_k_priorities():
+def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
     rng = random.Random(0)
     drawn = []
     lengths = set()
 
     class Priority:
         def probabilities(self, options, position, legal):
-            op = rng.choice(sorted(legal))
-            drawn.append(position)
-            return [option == op for option in options]
+            drawn.append((position, rng.choice(sorted(legal))))
+            return [option == drawn[-1][1] for option in options]
 
     for graph in random_graphs():
         drawn.clear()
         child = abz.edit_graph(graph, rng, Priority())
         assert child != graph
         assert abz.why_illegal(child, 12) is None
-        assert all(0 <= position < len(graph) for position in drawn)  # Sec. 3.2
         lengths.add(len(child) - len(graph))
+        if len(child) > len(graph):  # by an insertion, which draws last
+            position, op = drawn[-1]
+            assert child[position][0] == op
+        assert all(0 <= position <= len(graph) for position, _ in drawn)  # Sec. 3.2, D41
     assert lengths >= {-1, 0, 1}
 
 
