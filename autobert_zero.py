@@ -944,18 +944,17 @@ def grow(rng, length):
 
 
 @torch.no_grad()
-def gain(graph, tokens=32, width=16):
-    """The size of what an attention of this graph adds to an input of size 1, before any training.
-
-    BERT's initialisation at hidden 768 gives projections a deviation of 0.55 of a token's; W_O does
-    so once more.
-    """
+def gain(graph, cfg):
+    """The size of what an attention of this graph adds to an input of size 1, before any training:
+    at the length, head dim and initialisation of cfg."""
     generator = torch.Generator().manual_seed(0)
-    values = 0.55 * torch.randn(len(INPUTS), 1, 1, tokens, width, generator=generator)
-    return 0.55 * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
+    deviation = cfg.init_std * math.sqrt(cfg.hidden)  # of projections; 0.55 in BERT-base
+    shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads
+    values = deviation * torch.randn(shape, generator=generator)
+    return deviation * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
 
 
-def sample_graph(rng):
+def sample_graph(rng, cfg):
     """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
     # D38: none that adds next to nothing, such as V + neg(V), or more than half of its input's
@@ -963,16 +962,16 @@ def sample_graph(rng):
     # input, and the network does not learn. Mutations still reach all legal graphs
     while True:
         graph = canonical(grow(rng, rng.randint(1, MAX_PATH)))
-        if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph) < 0.5:
+        if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph, cfg) < 0.5:
             return graph
 
 
-def sample_arch(rng, layers):
+def sample_arch(rng, cfg):
     """A random architecture."""
     # D23: a layer is an attention with probability 1/3, else a convolution, since three random
     # attentions in four layers hardly ever learn; the paper does not say
-    return tuple(sample_graph(rng) if rng.random() < 1 / 3 else rng.choice(KERNELS)
-                 for _ in range(layers))
+    return tuple(sample_graph(rng, cfg) if rng.random() < 1 / 3 else rng.choice(KERNELS)
+                 for _ in range(cfg.layers))
 
 
 def ucb(totals, counts, alpha):
@@ -1172,7 +1171,7 @@ def mutate(parent, rng, priority=None):
             # D24: half of the new attentions are another layer's
             child[layer] = rng.choice(attentions)
         else:
-            child[layer] = sample_graph(rng)
+            child[layer] = sample_graph(rng, priority.cfg)
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
         child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
@@ -1212,7 +1211,7 @@ def propose(history, number, cfg):
             arch = mutate(parse_arch(parent["arch"]), rng, priority)  # Alg. 1, lines 6, 7
         else:
             parent = None
-            arch = sample_arch(rng, cfg.layers)  # Alg. 1, line 1
+            arch = sample_arch(rng, cfg)  # Alg. 1, line 1
         text = arch_text(arch)
         if text not in seen:  # no candidate twice (D19)
             seen.add(text)
