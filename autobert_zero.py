@@ -503,7 +503,7 @@ def run_op(op, values, axes, mask, dropout):
         # D25: dropout on the n x n softmax alone; the paper does not say where
         return F.dropout(weights, dropout) if axes[0] == "nn" else weights
     if op == "matmul":
-        return zero_padding(x, axes[0], 1, mask) @ zero_padding(y, axes[1], 0, mask)
+        return x @ zero_padding(y, axes[1], 0, mask)  # one side is enough: x is finite
     x = zero_padding(x, axes[0], 1, mask)
     y = zero_padding(y, axes[1], 1, mask)
     return cosine(x, y) if op == "cosine" else euclidean(x, y)
