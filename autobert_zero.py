@@ -1259,7 +1259,7 @@ def score_tasks(model, arch, data, cfg, path):
             # D15: the accuracy at held-out masked tokens; in minutes of training GLUE stays at
             # chance
             alone = Ranks(0, 1, data.device)
-            scores[name] = evaluate_language_model(model, data, cfg, alone, 32)["mlm_accuracy"]
+            scores[name] = evaluate_language_model(model, data, cfg, alone)["mlm_accuracy"]
         else:
             seed_everything(cfg.seed, "head", name)
             tuned = move(TaskModel(arch, cfg, task.outputs, shared=True), data.device)
@@ -1597,28 +1597,27 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 
 @torch.no_grad()
-def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out text; the same sequences for all seeds. The
-    host waits for a GPU once, where it reads the sums."""
-    count = min(32, cfg.batch)
+def evaluate_language_model(model, data, cfg, ranks, sequences=512):
+    """Loss and accuracy of both objectives on held-out sequences, the same for all seeds and
+    batches. The host waits for a GPU once, where it reads the sums."""
+    count = 16  # in a batch
     own = dataclasses.replace(cfg, seed=0)
-    sums = torch.zeros(6, dtype=torch.float64, device=data.device)  # losses, right, labels of both
+    sums = torch.zeros(2, 3, dtype=torch.float64, device=data.device)  # loss, right, labels
     model.eval()
-    for first in range(ranks.rank * count, batches * count, ranks.size * count):
+    for first in range(ranks.rank * count, sequences, ranks.size * count):
         batch = language_batch(data, data.dev, own, first, count)
         losses, answers = language_losses(model, batch, cfg, data.device)
-        counts = [(labels >= 0).sum() for _, labels in answers]
-        right = [(logits.argmax(-1) == labels).sum() for logits, labels in answers]
-        totals = [loss * count for loss, count in zip(losses, counts)]
-        sums += torch.stack([*totals, *right, *counts])
+        for row, (loss, (logits, labels)) in enumerate(zip(losses, answers)):
+            known = (labels >= 0).sum()
+            right = (logits.argmax(-1) == labels).sum()
+            sums[row] += torch.stack([loss * known, right, known])
     model.train()
-    mlm_loss, nsp_loss, mlm_right, nsp_right, tokens, pairs = reduce_mean(ranks, *sums.tolist())
-    return {
-        "mlm_loss": mlm_loss / (tokens or 1),
-        "nsp_loss": nsp_loss / (pairs or 1),
-        "mlm_accuracy": mlm_right / (tokens or 1),
-        "nsp_accuracy": nsp_right / (pairs or 1),
-    }
+    means = reduce_mean(ranks, *sums.flatten().tolist())
+    result = {}
+    for name, (loss, right, known) in {"mlm": means[:3], "nsp": means[3:]}.items():
+        result[f"{name}_loss"] = loss / (known or 1)
+        result[f"{name}_accuracy"] = right / (known or 1)
+    return result
 
 
 def print_pretrained(run, cfg):
@@ -1669,7 +1668,7 @@ def pretrain(cfg):
 
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         train_language_model(model, data, cfg, ranks, checkpoint, report=report)
-        result = evaluate_language_model(model, data, cfg, ranks, batches=64)
+        result = evaluate_language_model(model, data, cfg, ranks, sequences=2048)
         bar.close()
         run.finish({**result, "mlm_majority": data.dev.commonest()})
         print_pretrained(run, cfg)
