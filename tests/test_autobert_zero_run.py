@@ -80,6 +80,14 @@ def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
     assert all(line["diverged"] and line["score"] == 0 for line in lines)
 
 
+def test_a_search_that_keeps_no_weights_writes_no_best_pt(ready, tmp_path):
+    """Demo candidates share no weights; without finalists their weights are deleted."""
+    flags = "--finalists", "0", "--warm_times", "0", "--population", "2", "--rounds", "0"
+    assert abz.main(arguments(ready, "--search", tmp_path, *flags)) == 0
+    assert (tmp_path / "best.json").exists()
+    assert not (tmp_path / "best.pt").exists()
+
+
 def test_a_search_is_exported_as_it_ended(searched, tmp_path):
     path = tmp_path / "net.py"
     command = ["--export", str(path), "--init", str(searched[0])]
@@ -176,6 +184,33 @@ def test_the_preset_of_the_weights_comes_with_them(ready, tmp_path):
     expected = {"preset": "base", "length": 96, "dropout": 0.3, "layers": 1, "runs": 1,
                 "tokenizer": str(tmp_path), "finetune_epochs": None, "finetune_lr": 1e-3}
     assert {name: getattr(cfg, name) for name in expected} == expected
+
+
+def test_the_grid_trains_every_setting_once_and_keeps_one_model(ready, tmp_path, monkeypatch):
+    seen = []
+    models = []
+
+    def train(task, cfg, arch, source, folder, data, run):
+        seen.append((cfg.finetune_lr, cfg.weight_decay))
+        assert cfg.eval_every == 10
+        folder.mkdir()
+        (folder / "checkpoint.pt").touch()
+        models.append(len([*tmp_path.glob("jobs/*/checkpoint.pt")]))
+        score = 0.5 if len(seen) == 4 else len(seen) / 100
+        return {"job": folder.name, "task": task.name, "setting": seen[-1], "start": "",
+                "diverged": None, "metrics": {"matthews": score, "main": score},
+                "headline": "matthews", "majority_baseline": 0.0, "constant": ""}
+
+    monkeypatch.setattr(abz, "train_task", train)
+    more = "--arch", "conv3 | conv5", "--grid", "--runs", "1"
+    assert abz.main(arguments(ready, "--finetune CoLA", tmp_path, *more)) == 0
+    rates = [1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5]  # App. D.2
+    assert seen == [*itertools.product(rates, [0.1, 0.01])]
+    assert max(models) == 2
+    best = read_json(tmp_path / "done.json")["tasks"]["CoLA"]
+    assert tuple(best["setting"]) == seen[3]
+    kept = [path.parent.name for path in tmp_path.glob("jobs/*/checkpoint.pt")]
+    assert kept == [best["job"]]
 
 
 def test_recipes_are_the_papers():
