@@ -1959,15 +1959,21 @@ def graph_activations(layer, cfg):
 
 def describe(cfg):
     """Print the counts of --arch or --init, and what its pre-training costs, as JSON."""
+    print("counting parameters and FLOPs ...", file=sys.stderr)
     if cfg.init:
         read_run(cfg)
     arch = resolve_arch(cfg)
+    pretraining = PRESETS[cfg.preset].get("pretrain", {})
+    cfg = dataclasses.replace(
+        cfg, **{name: pretraining[name] for name in pretraining.keys() - cfg.given})
+    # the corpus is not read: 40 passes over BERT's 3.3 billion words stand for --steps 0
+    steps = cfg.steps or round(EPOCHS * 3.3e9 / (cfg.length - 3) / cfg.batch)
     counts = count(arch, cfg)
     usual = layer_activations(cfg.length, cfg.hidden, cfg.ffn)
     activations = [usual + graph_activations(layer, cfg) for layer in arch]
     logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
     cost = training_cost(cfg, counts["parameters"], forward_flops(arch, cfg), activations, logits,
-                         cfg.steps, cfg.batch)
+                         steps, cfg.batch)
     print(json.dumps({"arch": cfg.arch, **counts, **cost}, indent=2))
 
 # --- command line ---------

@@ -213,6 +213,17 @@ def test_the_grid_trains_every_setting_once_and_keeps_one_model(ready, tmp_path,
     assert kept == [best["job"]]
 
 
+@pytest.mark.parametrize("flags, steps, micro_batch", [
+    ("--preset small", 3300000, 320),
+    ("--preset small --steps 7 --batch 4", 7, 4),
+    ("", 3000, 32),
+])
+def test_describe_is_about_pre_training(flags, steps, micro_batch, capsys):
+    assert abz.main(["--describe", *flags.split()]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["steps"], result["micro_batch"]) == (steps, micro_batch)
+
+
 def test_recipes_are_the_papers():
     recipes = abz.recipes(abz.Config())
     glue = recipes["RTE"]
