@@ -128,8 +128,8 @@ PRESETS = {
         vocab_size=1000, tasks="MLM,CoLA,RTE", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
         init_std=0.07, length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3,
         finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
-        # D1: the demo shares no weights: candidates are compared with one another, each trained from
-        # the same start. A search with a large super-net shares them, as the paper does
+        # D1: the demo shares no weights: each candidate is trained from the same start. Other
+        # presets share them, as in the paper
         search=dict(
             batch=8, lr=3e-3, steps=500, train_examples=1600, finetune_batch=16,
             population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=2,
@@ -1032,9 +1032,9 @@ class OperationPriority:
         if self.cfg.strategy == "op-nas" and (options, position) in self.cells:
             scores = ucb(*self.cells[options, position], self.cfg.alpha)
         # D9: in units of 1 / SHARPNESS of the standard deviation of all scores, so that the unit of
-        # a metric does not matter; a tenth is uniform, so that what failed once is tried again. With
-        # the paper's alpha = 0.01 the bonus of Eq. 3 is then at most a factor e^0.15 (one sample of
-        # 1,000), so the uniform tenth explores; in fractions or percent it would be e^0.04
+        # a metric does not matter; a tenth is uniform, so that what failed once is tried again.
+        # With the paper's alpha = 0.01 the bonus of Eq. 3 is then at most a factor e^0.15 (one
+        # sample of 1,000), so the uniform tenth explores; in fractions or percent it were e^0.04
         top = max(itertools.compress(scores, allowed))
         weights = [math.exp(SHARPNESS * (score - top)) if legal else 0.0
                    for score, legal in zip(scores, allowed)]
@@ -1344,7 +1344,7 @@ def run_search(cfg):
         first = SuperNet(cfg)  # random, as in the paper, or with --init's weights
 
         def train_again(name, archs, times, tasks=data.tasks):
-            """evaluate_candidate's result for each, for `times` a candidate's steps from `first`."""
+            """evaluate_candidate's results, for `times` a candidate's steps from `first`."""
             own = dataclasses.replace(cfg, steps=times * cfg.steps)
             inputs = dataclasses.replace(data, tasks=tasks)
             return evaluate_all(dict(enumerate(archs)), 0, first, run, name, name, inputs, own)
@@ -1389,25 +1389,31 @@ def run_search(cfg):
             supernet.write_back([(archs[number], weights)])  # what best.pt and --init use
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         checkpoint.save(history=history)
-        result = {key: best[key] for key in ("arch", "score", "scores", "id")}
-        result["candidates"] = len(history)
-        result["baselines"] = baselines
-        result["finalists"] = [{"id": line["id"], "score": line["score"]} for line in finalists]
-        result["majority"] = {name: task.majority_baseline if task else data.dev.commonest()
-                              for name, task in data.tasks.items()}
-        on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
         if cfg.no_weight_sharing and best not in finalists:
             print0(ranks, "no best.pt: without shared weights and without --finalists no trained "
                           "weights are kept")
         else:
             on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]),
                     (supernet.weights, None, ""), cfg, data.tokenizer)
-        run.finish(result)
+        majority = {name: task.majority_baseline if task else data.dev.commonest()
+                    for name, task in data.tasks.items()}
+        finish_search(best, history, baselines, finalists, majority, run)
         print_best(run, cfg)
 
 
+def finish_search(best, history, baselines, finalists, majority, run):
+    """Write best.json and done.json. best: the line of a candidate."""
+    result = {key: best[key] for key in ("arch", "score", "scores", "id")}
+    result["candidates"] = len(history)
+    result["baselines"] = baselines
+    result["finalists"] = [{"id": line["id"], "score": line["score"]} for line in finalists]
+    result["majority"] = majority
+    on_main(run.ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
+    run.finish(result)
+
+
 def print_best(run, cfg):
-    """Print what a finished search found, one layer a line, and the scores of the baselines."""
+    """Print the network of a finished search, one layer a line, and the scores of the baselines."""
     best = run.finished
     scores = [f"{name} {100 * score:.2f} (majority baseline {100 * best['majority'][name]:.2f})"
               for name, score in best["scores"].items()]
@@ -1653,13 +1659,11 @@ def pretrain(cfg):
             print0(ranks, start_from(model, source))
         model.to(ranks.device)
         bar = progress(ranks, cfg.steps, "pretrain")
-        clock = []  # [step, seconds] of the last report
+        clock = [0, None]  # step and time of the last report
 
         def report(step, losses, lr):
             mlm, nsp = reduce_mean(ranks, *losses.tolist())
-            speed = None
-            if clock:
-                speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1])
+            speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1])
             held_out = None
             if step % cfg.save_every == 0:
                 held_out = evaluate_language_model(model, data, cfg, ranks)
