@@ -31,10 +31,6 @@ def random_inputs(graph, batch=2, heads=2, tokens=7, dim=4, seed=0):
         for index in abz.used_inputs(graph)}
 
 
-def full(model, value):
-    return {name: torch.full_like(each, value) for name, each in model.state_dict().items()}
-
-
 # Search space
 
 
@@ -309,24 +305,14 @@ def test_the_best_candidate_writes_a_weight():
     before = supernet.weights[kernels].clone()
     states = []
     for value, arch in ((2.0, (3, 9)), (1.0, (9, 9))):
-        states.append((arch, full(abz.LanguageModel(arch, TINY, shared=True), value)))
+        state = abz.LanguageModel(arch, TINY, shared=True).state_dict()
+        states.append((arch, {name: torch.full_like(each, value) for name, each in state.items()}))
     supernet.write_back(states)
     kernel = supernet.weights[kernels]
     assert kernel[0, 28:37].tolist() == [1, 1, 1, 2, 2, 2, 1, 1, 1]
     assert torch.equal(kernel[:, :28], before[:, :28])
     assert (supernet.weights["encoder.layers.0.conv.transform.9"] == 1).all()
     assert (supernet.weights["encoder.layers.1.conv.kernel"][:, 28:37] == 2).all()
-
-
-def test_transforms_do_not_decay():
-    model = abz.LanguageModel((9, 65), TINY, shared=True)
-    optimizer = abz.make_optimizer(model, 0.5)
-    for value in model.parameters():
-        value.grad = torch.zeros_like(value)
-    before = model.encoder.token_embedding.weight.norm()
-    optimizer.step()
-    assert torch.equal(model.encoder.layers[0].conv.transform.data, torch.eye(9))
-    assert model.encoder.token_embedding.weight.norm() < before
 
 
 # Searcher
@@ -345,42 +331,15 @@ def test_ucb_is_equation_3():
     assert scores == pytest.approx(expected)
 
 
-def priority_of(*samples, **settings):
-    """{operation: probability} at a position with samples (operation, score)."""
-    priority = abz.OperationPriority([], abz.Config(**settings))
-    for op, score in samples:
-        priority.add(abz.OPS, 1, op, score)
-    return dict(zip(abz.OPS, priority.probabilities(abz.OPS, 1)))
-
-
 def test_probabilities_explore_and_exploit():
-    samples = []
-    for number, op in enumerate(abz.OPS[:4]):
-        samples += [(op, 0.5)] * (1 + 5 * number)
-    seldom = abz.OPS[0]
-    often = abz.OPS[3]
-    exploring = priority_of(*samples, alpha=1.0)
-    assert exploring[seldom] > 3 * exploring[often]
-    assert priority_of(*samples, alpha=0.0)[often] > exploring[often] + 0.05
-    better = priority_of(*[("neg", -1), ("add", 1)] * 10)
-    assert better["add"] > 5 * better["neg"]
-    assert min(better.values()) >= 0.01  # no option dies out (D9)
-    legal = abz.OperationPriority([], abz.Config()).probabilities(abz.OPS, 0, ("neg", "add"))
+    priority = abz.OperationPriority([], abz.Config(alpha=1.0))
+    for op, score in [("neg", -1), ("add", 1)] * 10 + [("scale", 0)]:
+        priority.add(abz.OPS, 1, op, score)
+    chances = dict(zip(abz.OPS, priority.probabilities(abz.OPS, 1)))
+    assert chances["scale"] > chances["add"] > chances["neg"]
+    assert min(chances.values()) >= 0.01  # no option dies out (D9)
+    legal = priority.probabilities(abz.OPS, 0, ("neg", "add"))
     assert [value for value in legal if value] == pytest.approx([0.5, 0.5])
-    assert sum(priority_of(*samples, alpha=1000.0).values()) == pytest.approx(1)
-
-
-def test_priorities_do_not_depend_on_the_unit_of_the_scores():
-    """D9: fractions, percent, and scores that differ by a thousandth."""
-    rng = random.Random(0)
-    archs = [abz.sample_arch(rng, TINY) for _ in range(9)]
-    results = []
-    for unit, level in ((1, 0), (100, 0), (0.001, 0.5)):
-        history = [line(number, arch, level + unit * (number % 4) / 4)
-                   for number, arch in enumerate(archs)]
-        results.append(abz.OperationPriority(history, abz.Config()).probabilities(abz.OPS, 0))
-    assert results[1] == pytest.approx(results[0])
-    assert results[2] == pytest.approx(results[0])
 
 
 def test_priorities_follow_scores_by_position():
@@ -399,26 +358,6 @@ def test_priorities_follow_scores_by_position():
     assert priority.probabilities(abz.OPS, 2) == pytest.approx([0.1] * 10)  # longer than any path
     uniform = abz.OperationPriority(history, abz.Config(strategy="evolution"))
     assert uniform.probabilities(abz.OPS, 0) == pytest.approx([0.1] * 10)
-
-
-def neighbours(graph):
-    """Every graph one edit away."""
-    children = set()
-    for edit in abz.EDITS:
-        for index in range(len(graph) + (edit is abz.insert)):
-            children.update(abz.canonical(*child) for _, *child in edit(graph, index))
-    return children
-
-
-def test_edits_lead_from_bert_to_layer_2_of_figure_7():
-    steps = ["Q @ K.T", "Q @ logsigmoid(K).T", "Q @ logsigmoid(neg(K)).T",
-             "Q @ neg(logsigmoid(neg(K)).T)"]
-    graphs = [abz.parse_formula(abz.BERT_ATTENTION)]
-    graphs += [abz.parse_formula(f"softmax(scale({scores})) @ K") for scores in steps]
-    graphs.append(abz.parse_formula(f"softmax(scale({steps[-1]})) @ (K + Q)"))
-    for before, after in itertools.pairwise(graphs):
-        assert after in neighbours(before)
-    assert graphs[-1] == abz.read_arch("autobert-zero", 12)[1]
 
 
 def test_the_gain_is_that_of_the_config():
@@ -449,15 +388,6 @@ def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
             assert child[position][0] == op
         assert all(0 <= position <= len(graph) for position, _ in drawn)  # Sec. 3.2, D41
     assert lengths >= {-1, 0, 1}
-
-
-def test_a_mutation_without_priorities_is_uniform():
-    """As a file copied alone calls it."""
-    rng = random.Random(0)
-    attention = abz.parse_formula(abz.BERT_ATTENTION)
-    children = [abz.mutate((3, attention), rng) for _ in range(200)]
-    assert {child[0] for child in children if isinstance(child[0], int)} == {*abz.KERNELS}
-    assert len({child[1] for child in children}) > 30
 
 
 def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
@@ -510,8 +440,6 @@ def test_masking_is_80_10_10_and_never_of_special_tokens():
     untouched = torch.ones(ids.numel(), dtype=torch.bool)
     untouched[positions] = False
     assert torch.equal(changed.flatten()[untouched], ids.flatten()[untouched])
-    in_short = (positions // 64 % 2 == 0).float().mean().item()
-    assert in_short == pytest.approx(0.38, abs=0.02)  # every token of text is equally likely
 
 
 def test_next_sentence_pairs():
