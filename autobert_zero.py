@@ -238,12 +238,9 @@ def graph_of(tree):
     return tuple(graph)
 
 
-def canonical(graph, output=None):
-    """The form by which graphs are compared: what makes the operand `output`, by default the last
-    operation, in a fixed order."""
-    if output is None:
-        output = len(INPUTS) + len(graph) - 1
-    return graph_of(tree_of(graph, output))
+def canonical(graph):
+    """The form by which graphs are compared: what the last operation needs, in a fixed order."""
+    return graph_of(tree_of(graph, len(INPUTS) + len(graph) - 1))
 
 
 def used_inputs(graph):
@@ -302,31 +299,26 @@ def formula(graph):
 
 def parse_formula(text):
     """The canonical graph of a formula. Raises ValueError with the reason."""
-    graph = []
     result = 0
     names = {name: index for index, name in enumerate(INPUTS)}
     functions = {form.partition("(")[0]: op for op, form in TEXT.items()}
 
     def read(tree):
-        """Append an expression to `graph`; returns its operand number."""
+        """An expression as in tree_of()."""
         match tree:
             case ast.Name(name):
                 return names[name]
             case ast.BinOp(left, ast.Add(), right):
-                operation = "add", read(left), read(right)
+                return "add", read(left), read(right)
             case ast.BinOp(left, ast.MatMult(), right):
-                operation = "matmul", read(left), read(right)
+                return "matmul", read(left), read(right)
             case ast.Attribute(value, "T"):
-                operation = "transpose", read(value)
-            case ast.Call(ast.Name(name), operands):
-                operation = functions[name], *map(read, operands)
-            case _:
-                raise ValueError
-        op, *operands = operation
-        if len(operands) != (1 if op in UNARY else 2):
-            raise ValueError
-        graph.append(operation)
-        return len(INPUTS) + len(graph) - 1
+                return "transpose", read(value)
+            case ast.Call(ast.Name(name), values):
+                op = functions[name]
+                if len(values) == (1 if op in UNARY else 2):
+                    return op, *map(read, values)
+        raise ValueError
 
     try:
         for statement in ast.parse(text).body:
@@ -340,7 +332,7 @@ def parse_formula(text):
     except (SyntaxError, KeyError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, "
                          f"{', '.join(filter(None, functions))}") from None
-    graph = canonical(graph, result)
+    graph = canonical(graph_of(result))
     if reason := why_illegal(graph):
         raise ValueError(f"{text!r}: {reason}")
     return graph
@@ -1042,88 +1034,77 @@ class OperationPriority:
                 for weight, legal in zip(weights, allowed)]
 
 
-# D7: the edits of an attention; the paper names none. Each yields (new operation or None,
-# operations in any order, the operand that is the output) for all that it can make at the
-# operation `index`; some results are illegal.
+# D7: the edits of an attention; the paper names none. Each yields (new operation or None, tree) for
+# every tree of tree_of() that can take the place of the tree `old`; `others` are the inputs and the
+# operations before it. Some results are illegal.
 
 
-def applied(operands, below):
-    """Every operation on these operands. With a single operand, the other operand of a binary
-    operation is any with a number below `below`."""
+def applied(parts, others):
+    """Every operation on these operands; with one, the other operand is any of `others`."""
     for op in OPS:
         if op in UNARY:
-            yield from ((op, operand) for operand in operands)
-        elif len(operands) == 2:
-            yield op, *operands
+            yield from ((op, part) for part in parts)
+        elif len(parts) == 2:
+            yield op, *parts
         else:
-            for other in range(below):
-                yield op, operands[0], other
-                yield op, other, operands[0]
+            for other in others:
+                yield op, parts[0], other
+                yield op, other, parts[0]
 
 
-def put(graph, index, operation):
-    """The graph with another operation at `index`."""
-    return (*graph[:index], operation, *graph[index + 1:])
+def with_part(tree, side, part):
+    """The tree with another operand."""
+    return *tree[:side + 1], part, *tree[side + 2:]
 
 
-def redirect(graph, old, new):
-    """(the graph in which all readers of operand `old` read `new`, its output)."""
-    output = len(INPUTS) + len(graph) - 1
-    if output == old:
-        output = new
-    changed = []
-    for op, *operands in graph:
-        changed.append((op, *[new if each == old else each for each in operands]))
-    return tuple(changed), output
-
-
-def replace(graph, index):
+def replace(old, others):
     """Another operation on the same operands. Between binary operations one operand may also gain
     or lose a transpose: the step from cos(a, b) to a @ b.T leads through no other legal graph."""
-    op, *operands = graph[index]
-    added = len(INPUTS) + len(graph)
-    for new in applied(operands, len(INPUTS) + index):
-        yield new[0], put(graph, index, new), added - 1
-    for side, new in itertools.product(range(len(operands)), BINARY if op in BINARY else ()):
-        operand = operands[side]
-        source = graph[operand - len(INPUTS)] if operand >= len(INPUTS) else ("input",)
-        turned = source[1] if source[0] == "transpose" else added
-        changed = new, *operands[:side], turned, *operands[side + 1:]
-        yield new, (*put(graph, index, changed), ("transpose", operand)), added - 1
+    op, *parts = old
+    for new in applied(parts, others):
+        yield new[0], new
+    for side, new in itertools.product(range(len(parts)), BINARY if op in BINARY else ()):
+        match parts[side]:
+            case ("transpose", part):
+                yield new, with_part((new, *parts), side, part)
+            case part:
+                yield new, with_part((new, *parts), side, ("transpose", part))
 
 
-def insert(graph, index):
-    """A new operation after the one before `index`, for all its readers, or on the edge from one
-    of the operands of the one at `index`."""
-    here = len(INPUTS) + index
-    added = len(INPUTS) + len(graph)
-    if index > 0:
-        redirected, output = redirect(graph, here - 1, added)
-        for new in applied([here - 1], here - 1):
-            yield new[0], (*redirected, new), output
-    for op, *operands in graph[index:index + 1]:
-        for side, operand in enumerate(operands):
-            reader = op, *operands[:side], added, *operands[side + 1:]
-            for new in applied([operand], here):
-                yield new[0], (*put(graph, index, reader), new), added - 1
+def append(old, others):
+    """A new operation after this one, for all its readers."""
+    for new in applied([old], others):
+        yield new[0], new
 
 
-def delete(graph, index):
-    """The readers of the operation, or the output, take one of its operands."""
-    for operand in graph[index][1:]:
-        yield None, *redirect(graph, len(INPUTS) + index, operand)
+def insert(old, others):
+    """A new operation on the edge from one of the operands."""
+    for side, part in enumerate(old[1:]):
+        for new in applied([part], others):
+            yield new[0], with_part(old, side, new)
 
 
-def rewire(graph, index):
+def delete(old, others):
+    """One of the operands in place of the operation."""
+    for part in old[1:]:
+        yield None, part
+
+
+def rewire(old, others):
     """The operation reads another operand."""
-    op, *operands = graph[index]
-    for side, other in itertools.product(range(len(operands)), range(len(INPUTS) + index)):
-        rewired = op, *operands[:side], other, *operands[side + 1:]
-        yield None, put(graph, index, rewired), len(INPUTS) + len(graph) - 1
+    for side, other in itertools.product(range(len(old) - 1), others):
+        yield None, with_part(old, side, other)
 
 
 # D35: delete and rewire make no new operation, so they are drawn uniformly and not by Eq. 3
-EDITS = (replace, insert, delete, rewire)
+EDITS = (replace, append, insert, delete, rewire)
+
+
+def substitute(tree, old, new):
+    """The tree with `new` in every place of `old`."""
+    if tree == old or isinstance(tree, int):
+        return new if tree == old else tree
+    return tree[0], *[substitute(part, old, new) for part in tree[1:]]
 
 
 def shuffled(values, rng):
@@ -1136,21 +1117,25 @@ def edit_graph(graph, rng, priority):
     Edit and position are uniform. A new operation is drawn by the priorities of the position at
     which it then stands (Sec. 3.2: those of the first k positions for a path of length k).
     """
-    # D41: an operation that is inserted at the end is drawn by the priorities of position k + 1
-    edits = [(edit, index) for edit in EDITS for index in range(len(graph) + (edit is insert))]
-    for edit, index in shuffled(edits, rng):
-        children = {}  # {new operation or None: the children that have it}
-        for op, *child in edit(graph, index):
-            children.setdefault(op, []).append(child)
-        while children:
+    # D41: an operation after the last one is drawn by the priorities of position k + 1
+    trees = [tree_of(graph, operand) for operand in range(len(INPUTS) + len(graph))]
+    for edit, index in shuffled(itertools.product(EDITS, range(len(graph))), rng):
+        others = trees[:len(INPUTS) + index]
+        old = trees[len(INPUTS) + index]
+        position = index + (edit is append)
+        replacements = {}  # {new operation or None: the trees that have it}
+        for op, new in edit(old, others):
+            replacements.setdefault(op, []).append(new)
+        while replacements:
             op = None
-            if None not in children:
-                op = rng.choices(OPS, priority.probabilities(OPS, index, children))[0]
-            for operations, output in shuffled(children.pop(op), rng):
-                child = canonical(operations, output)
+            if None not in replacements:
+                chances = priority.probabilities(OPS, position, replacements)
+                op = rng.choices(OPS, chances)[0]
+            for new in shuffled(replacements.pop(op), rng):
+                child = canonical(graph_of(substitute(trees[-1], old, new)))
                 if child == graph or why_illegal(child, MAX_PATH):
                     continue
-                if op is None or [each[0] for each in child[index:index + 1]] == [op]:
+                if op is None or [each[0] for each in child[position:position + 1]] == [op]:
                     return child
     return None
 
