@@ -990,7 +990,7 @@ class OperationPriority:
 
     def __init__(self, history, cfg):
         self.cfg = cfg
-        self.cells = {}  # {(options, position): (summed scores, numbers of samples)}
+        self.cells = {}  # {(options, position): {option: its scores}}
         scores = [line["score"] for line in ranked(history)] or [0.0]
         mean = statistics.fmean(scores)
         deviation = statistics.pstdev(scores) or 1.0
@@ -1010,11 +1010,8 @@ class OperationPriority:
         """Count one sample."""
         # D33: N_i of Eq. 3 counts occurrences in evaluated candidates, most of them inherited; the
         # paper's counts what was sampled
-        if (options, position) not in self.cells:
-            self.cells[options, position] = [0.0] * len(options), [0] * len(options)
-        totals, counts = self.cells[options, position]
-        totals[options.index(option)] += score
-        counts[options.index(option)] += 1
+        cell = self.cells.setdefault((options, position), {each: [] for each in options})
+        cell[option].append(score)
 
     def probabilities(self, options, position, legal=None):
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
@@ -1022,7 +1019,9 @@ class OperationPriority:
         allowed = [option in (legal or options) for option in options]
         scores = [0.0] * len(options)
         if self.cfg.strategy == "op-nas" and (options, position) in self.cells:
-            scores = ucb(*self.cells[options, position], self.cfg.alpha)
+            samples = self.cells[options, position].values()
+            scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
+                         self.cfg.alpha)
         # D9: in units of 1 / SHARPNESS of the standard deviation of all scores, so that the unit of
         # a metric does not matter; a tenth is uniform, so that what failed once is tried again.
         # With the paper's alpha = 0.01 the bonus of Eq. 3 is then at most a factor e^0.15 (one
@@ -1101,7 +1100,7 @@ EDITS = (replace, append, insert, delete, rewire)
 
 
 def substitute(tree, old, new):
-    """The tree with `new` in every place of `old`."""
+    """The tree with `new` instead of `old` everywhere."""
     if tree == old or isinstance(tree, int):
         return new if tree == old else tree
     return tree[0], *[substitute(part, old, new) for part in tree[1:]]
@@ -1319,6 +1318,36 @@ def hand_designed(layers):
     }
 
 
+def train_again(name, archs, times, first, run, data, cfg):
+    """evaluate_candidate's results for a list of architectures, each trained from the super-net
+    `first` for `times` a candidate's steps."""
+    cfg = dataclasses.replace(cfg, steps=times * cfg.steps)
+    return evaluate_all(dict(enumerate(archs)), 0, first, run, name, name, data, cfg)
+
+
+def first_super_net(source, run, data, cfg):
+    """The super-net at the beginning of a search: random, as in the paper, with --init's weights,
+    or after a warm start."""
+    first = SuperNet(cfg)
+    if source:
+        model = LanguageModel(source[1], cfg) if source[1] else first
+        print0(run.ranks, start_from(model, source))
+        if source[1]:
+            first.write_back([(source[1], model.state_dict())])
+    elif cfg.warm_times:
+        # D40: a warm start. The embeddings, FFNs, norms and heads are those of the hand-designed
+        # network that learns soonest, after --warm_times x --steps steps; convolutions and
+        # attentions stay random. A candidate's few steps then show what its mixers are good for
+        archs = [hand_designed(cfg.layers)[HYBRID]]
+        words = dataclasses.replace(data, tasks={"MLM": None})
+        result, = train_again("warm-start", archs, cfg.warm_times, first, run, words, cfg)
+        if result["diverged"]:
+            raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
+                            "lower --lr, --restart")
+        first.take_rest(load_file(run.folder / "warm-start" / "0.pt"))
+    return first
+
+
 def run_search(cfg):
     """--search: a warm start, Algorithm 1, then finalists and baselines."""
     with launch(cfg.device, cfg.dtype) as ranks:
@@ -1326,30 +1355,7 @@ def run_search(cfg):
         if run.finished:
             return print_best(run, cfg)
         data.tasks = open_proxies(cfg, data)
-        first = SuperNet(cfg)  # random, as in the paper, or with --init's weights
-
-        def train_again(name, archs, times, tasks=data.tasks):
-            """evaluate_candidate's results, for `times` a candidate's steps from `first`."""
-            own = dataclasses.replace(cfg, steps=times * cfg.steps)
-            inputs = dataclasses.replace(data, tasks=tasks)
-            return evaluate_all(dict(enumerate(archs)), 0, first, run, name, name, inputs, own)
-
-        if source:
-            model = LanguageModel(source[1], cfg) if source[1] else first
-            print0(ranks, start_from(model, source))
-            if source[1]:
-                first.write_back([(source[1], model.state_dict())])
-        elif cfg.warm_times:
-            # D40: a warm start. The embeddings, FFNs, norms and heads are those of the
-            # hand-designed network that learns soonest, after --warm_times x --steps steps;
-            # convolutions and attentions stay random. A candidate's few steps then show what its
-            # mixers are good for
-            hybrid = hand_designed(cfg.layers)[HYBRID]
-            result, = train_again("warm-start", [hybrid], cfg.warm_times, {"MLM": None})
-            if result["diverged"]:
-                raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
-                                "lower --lr, --restart")
-            first.take_rest(load_file(run.folder / "warm-start" / "0.pt"))
+        first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first)
         history = search(supernet, run, data, cfg)
         if not ranked(history):
@@ -1357,15 +1363,16 @@ def run_search(cfg):
         baselines = {}
         finalists = []
         if cfg.finalists:
+            alone = cfg.finalist_times, first, run, data, cfg
             networks = hand_designed(cfg.layers)
-            results = train_again("baselines", networks.values(), cfg.finalist_times)
+            results = train_again("baselines", networks.values(), *alone)
             baselines = {name: result["score"] for name, result in zip(networks, results)}
             # D37: the best candidates are trained once more, alone and from `first`. A candidate's
             # score depends on the age of the super-net that it started from, and the best of many
             # noisy scores is in part luck. The paper returns the best candidate (Alg. 1, line 13)
             lines = ranked(history)[:cfg.finalists]
             archs = [parse_arch(line["arch"]) for line in lines]
-            results = train_again("finalists", archs, cfg.finalist_times)
+            results = train_again("finalists", archs, *alone)
             finalists = [{**line, **result} for line, result in zip(lines, results)]
         best = (ranked(finalists) or ranked(history))[0]
         if best in finalists:
