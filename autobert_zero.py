@@ -10,12 +10,12 @@ Run:     python autobert_zero.py --search --dry_run     two steps of every phase
          torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 5 to 10 minutes
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
 Tour:    the map, row by row: what a layer can be, how it runs and shares weights, the search. Skip
-         at first in_order, the text form, find_softmax_attention, the edits and fine-tuning.
+         at first the text form, find_softmax_attention, the edits and fine-tuning.
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: There are 40 departures from the paper, D1 to D40: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 43 departures from the paper, D1 to D43: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import copy
@@ -41,6 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.flop_counter import FlopCounterMode
 
 # B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked, I graph inputs,
 # K kernel
@@ -100,7 +101,7 @@ class Config:
     finetune_length: int | None = None  # tokens in an input; default --length, SQuAD 384 [8, 512]
     eval_every: int = 100  # steps between evaluations on dev, App. D.2; 0: up to 20 in all
     runs: int = 1  # seeds of each fine-tuning; the median counts [>= 1]
-    grid: bool = False  # fine-tune at every setting of App. D.2, the best one counts
+    grid: bool = False  # fine-tune at the 12 settings of App. D.2, the best one counts
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: uniform mutations
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
@@ -108,13 +109,14 @@ class Config:
     rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
-    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1 [0, 1000]
+    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1; little below 0.1 (D9) [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # best candidates trained again, alone (D37); 0: none, as in the paper
     finalist_times: int = 1  # steps of a finalist, in a candidate's --steps [>= 1]
     warm_times: int = 0  # steps of the warm start, in a candidate's --steps (D40); 0: no warm start
     # not settings: the given flags, the file's name, flags that name models, names in run folders
     given = frozenset()
+    action = ""
     program = "autobert_zero"
     models = "init", "tokenizer"
     writes = ("round-*", "warm-start", "baselines", "finalists", "CoLA", "MRPC", "STS-B", "SST-2",
@@ -126,6 +128,8 @@ PRESETS = {
         vocab_size=1000, tasks="MLM,CoLA,RTE", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
         init_std=0.07, length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3,
         finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
+        # D1: the demo shares no weights: each candidate is trained from the same start. Other
+        # presets share them, as in the paper
         search=dict(
             batch=8, lr=3e-3, steps=500, train_examples=1600, finetune_batch=16,
             population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=2,
@@ -196,60 +200,47 @@ def infer_graph(graph):
     return shapes
 
 
-def in_order(graph, output, names):
-    """The operations that make the operand `output`, in post-order, with equal subgraphs merged.
+def tree_of(graph, output):
+    """The operand `output` as nested tuples: ("add", ("neg", 0), 1) is neg(Q) + K. The operands of
+    `add` are sorted by size, then by operations, so not by the names of inputs if these differ."""
 
-    names: the new number of each input. The operands of `add` are sorted by size, then
-    lexicographically.
-    """
+    def order(tree):
+        operations = re.findall("[a-z]+", repr(tree))
+        return len(operations), operations, repr(tree)
 
     @functools.cache
-    def form(operand):
-        """(operations that make an operand, its number among them)."""
+    def tree(operand):
         if operand < len(INPUTS):
-            return (), names[operand]
+            return operand
         op, *operands = graph[operand - len(INPUTS)]
-        parts = [form(each) for each in operands]
+        parts = [tree(each) for each in operands]
         if op == "add":
-            parts.sort(key=lambda part: (len(part[0]), part))
-        merged = []
-        reads = []
-        for operations, result in parts:
-            numbers = list(range(len(INPUTS)))  # of this part's operands in `merged`
-            for name, *others in operations:
-                operation = (name, *[numbers[other] for other in others])
-                if operation not in merged:
-                    merged.append(operation)
-                numbers.append(len(INPUTS) + merged.index(operation))
-            reads.append(numbers[result])
-        merged.append((op, *reads))
-        return tuple(merged), len(INPUTS) + len(merged) - 1
+            parts.sort(key=order)
+        return op, *parts
 
-    return form(output)[0]
+    return tree(output)
+
+
+def graph_of(tree):
+    """The operations of nested tuples in post-order, with equal ones merged."""
+    graph = []
+
+    def append(tree):
+        if isinstance(tree, int):
+            return tree
+        op, *parts = tree
+        operation = (op, *map(append, parts))
+        if operation not in graph:
+            graph.append(operation)
+        return len(INPUTS) + graph.index(operation)
+
+    append(tree)
+    return tuple(graph)
 
 
 def canonical(graph):
-    """The form by which graphs are compared, without operations that the output does not need.
-
-    The order of the operands of `add` must not depend on the names of the inputs: Q + neg(K) and
-    neg(Q) + K have the same operations at the same positions. So every renaming of the inputs is
-    tried, and the lexicographically smallest form decides the order.
-    """
-    output = len(INPUTS) + len(graph) - 1
-    graph = in_order(graph, output, range(len(INPUTS)))
-    if not any(op == "add" for op, *_ in graph):
-        return graph
-    output = len(INPUTS) + len(graph) - 1
-    forms = []
-    for names in itertools.permutations(used_inputs(graph)):
-        renamed = {name: number for number, name in enumerate(names)}
-        original = dict(enumerate(names))
-        form = in_order(graph, output, renamed)
-        restored = []
-        for op, *operands in form:
-            restored.append((op, *[original.get(each, each) for each in operands]))
-        forms.append((form, tuple(restored)))
-    return min(forms)[1]
+    """The form by which graphs are compared: what the last operation needs, in a fixed order."""
+    return graph_of(tree_of(graph, len(INPUTS) + len(graph) - 1))
 
 
 def used_inputs(graph):
@@ -283,81 +274,65 @@ def why_illegal(graph, max_path=None):
 # The text form: layers joined by " | ". A convolution is "conv65", an attention a formula, in which
 # a result that is read twice has a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
-FUNCTIONS = {"neg": "neg", "scale": "scale", "softmax": "softmax", "logsigmoid": "logsigmoid",
-             "softsign": "softsign", "cosine": "cos", "euclidean": "dist"}
+TEXT = {
+    "neg": "neg({})", "transpose": "{}.T", "scale": "scale({})", "softmax": "softmax({})",
+    "logsigmoid": "logsigmoid({})", "softsign": "softsign({})", "add": "({} + {})",
+    "matmul": "({} @ {})", "cosine": "cos({}, {})", "euclidean": "dist({}, {})"}
 
 
 def formula(graph):
     """The text form of a graph."""
     reads = [operand for _, *operands in graph for operand in operands]
     names = iter("abcdefghijklmnorstuvwxyz")
-    lines = []
-    trees = [ast.Name(name) for name in INPUTS]
+    statements = []
+    texts = list(INPUTS)
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
-        parts = [trees[operand] for operand in operands]
-        if op == "transpose":
-            tree = ast.Attribute(parts[0], "T")
-        elif op == "add":
-            tree = ast.BinOp(parts[0], ast.Add(), parts[1])
-        elif op == "matmul":
-            tree = ast.BinOp(parts[0], ast.MatMult(), parts[1])
-        else:
-            tree = ast.Call(ast.Name(FUNCTIONS[op]), parts, [])
+        text = TEXT[op].format(*[texts[operand] for operand in operands])
         if reads.count(index) > 1:
-            name = next(names, None) or f"x{index}"
-            lines.append(f"{name} = {ast.unparse(tree)}")
-            tree = ast.Name(name)
-        trees.append(tree)
-    return "; ".join([*lines, ast.unparse(trees[-1])])
+            name = next(names, f"x{index}")
+            statements.append(f"{name} = {text}")
+            text = name
+        texts.append(text)
+    tree = ast.parse("; ".join([*statements, texts[-1]]))  # removes needless parentheses
+    return ast.unparse(tree).replace("\n", "; ")
 
 
 def parse_formula(text):
     """The canonical graph of a formula. Raises ValueError with the reason."""
-    graph = []
+    result = 0
     names = {name: index for index, name in enumerate(INPUTS)}
-    calls = {name: op for op, name in FUNCTIONS.items()}
+    functions = {form.partition("(")[0]: op for op, form in TEXT.items()}
 
     def read(tree):
-        """Append an expression to `graph`; returns its operand number."""
+        """An expression as in tree_of()."""
         match tree:
-            case ast.Name(name) if name in names:
+            case ast.Name(name):
                 return names[name]
             case ast.BinOp(left, ast.Add(), right):
-                operation = "add", read(left), read(right)
+                return "add", read(left), read(right)
             case ast.BinOp(left, ast.MatMult(), right):
-                operation = "matmul", read(left), read(right)
+                return "matmul", read(left), read(right)
             case ast.Attribute(value, "T"):
-                operation = "transpose", read(value)
-            case ast.UnaryOp(ast.USub(), operand):
-                operation = "neg", read(operand)
-            case ast.Call(ast.Name(name), [value], []) if calls.get(name) in UNARY:
-                operation = calls[name], read(value)
-            case ast.Call(ast.Name(name), [left, right], []) if calls.get(name) in BINARY:
-                operation = calls[name], read(left), read(right)
-            case _:
-                known = ", ".join(f"{name}(x{', y' * (op in BINARY)})"
-                                  for name, op in calls.items())
-                raise ValueError(f"{ast.unparse(tree)!r} is none of "
-                                 f"Q, K, V, P, x + y, x @ y, x.T, {known}")
-        graph.append(operation)
-        return len(INPUTS) + len(graph) - 1
+                return "transpose", read(value)
+            case ast.Call(ast.Name(name), values):
+                op = functions[name]
+                if len(values) == (1 if op in UNARY else 2):
+                    return op, *map(read, values)
+        raise ValueError
 
     try:
-        statements = []
-        for part in text.split(";"):
-            statements += ast.parse(part.strip()).body
-        *bindings, output = statements
-    except (SyntaxError, ValueError):
-        raise ValueError(f"{text!r} is not a formula") from None
-    for binding in bindings:
-        match binding:
-            case ast.Assign([ast.Name(name)], value) if name not in INPUTS:
-                names[name] = read(value)
-            case _:
-                raise ValueError(f"{ast.unparse(binding)!r}: give a name other than Q, K, V, P")
-    result = read(output.value) if isinstance(output, ast.Expr) else 0
-    graph = tuple(graph[:max(0, result - len(INPUTS) + 1)])
-    graph = canonical(graph) if graph else ()
+        for statement in ast.parse(text).body:
+            match statement:
+                case ast.Assign([ast.Name(name)], value):
+                    names[name] = read(value)
+                case ast.Expr(value):
+                    result = read(value)
+                case _:
+                    raise ValueError
+    except (SyntaxError, KeyError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, "
+                         f"{', '.join(filter(None, functions))}") from None
+    graph = canonical(graph_of(result))
     if reason := why_illegal(graph):
         raise ValueError(f"{text!r}: {reason}")
     return graph
@@ -366,49 +341,32 @@ def parse_formula(text):
 def simplify(graph):
     """An equal graph without minus signs that cancel: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
 
-    A minus sign moves through the operations that are linear or odd; a cosine also ignores the
-    scale of its operands, and a double transpose is nothing. The function of the graph stays the
-    same, so it is for people to read; a search works on the graphs that it drew.
+    A minus sign moves through operations that are linear or odd, and a cosine does not depend on
+    the scale of its operands. For people to read: a search works on the graphs that it drew.
     """
-    result = []
-    signed = [(index, 1) for index in range(len(INPUTS))]  # each operand's number in result, sign
 
-    def append(op, *operands):
-        result.append((op, *operands))
-        return len(INPUTS) + len(result) - 1
+    def rewrite(tree):
+        match tree:
+            case ("neg", ("neg", x)) | ("transpose", ("transpose", x)):
+                return x
+            case ("transpose" | "scale" | "softsign" as op, ("neg", x)):
+                return "neg", simple((op, x))
+            case (("matmul" | "cosine" as op, ("neg", x), y)
+                  | ("matmul" | "cosine" as op, x, ("neg", y))):
+                return simple(("neg", (op, x, y)))
+            case ("add", ("neg", x), ("neg", y)):
+                return "neg", ("add", x, y)
+            case ("euclidean", ("neg", x), ("neg", y)):
+                return "euclidean", x, y
+            case ("cosine", ("scale", x), y) | ("cosine", x, ("scale", y)):
+                return simple(("cosine", x, y))
+        return tree
 
-    def made(operand):
-        number, sign = operand
-        return number if sign > 0 else append("neg", number)
+    def simple(tree):
+        return tree if isinstance(tree, int) else rewrite((tree[0], *map(simple, tree[1:])))
 
-    def source(operand, op):
-        """The operand of an unary operation `op` that made this operand, or None."""
-        made_by = result[operand - len(INPUTS)] if operand >= len(INPUTS) else ("input",)
-        return made_by[1] if made_by[0] == op else None
-
-    for op, *operands in graph:
-        parts = [signed[operand] for operand in operands]
-        numbers = [number for number, _ in parts]
-        sign = math.prod(sign for _, sign in parts)
-        if op == "neg":
-            signed.append((numbers[0], -sign))
-        elif op == "transpose" and source(numbers[0], op) is not None:
-            signed.append((source(numbers[0], op), sign))
-        elif op in ("transpose", "scale", "softsign", "matmul"):
-            signed.append((append(op, *numbers), sign))
-        elif op == "cosine":
-            unscaled = [number if source(number, "scale") is None else source(number, "scale")
-                        for number in numbers]
-            signed.append((append(op, *unscaled), sign))
-        elif op == "add" and parts[0][1] == parts[1][1]:
-            signed.append((append(op, *numbers), parts[0][1]))
-        elif op == "euclidean" and sign > 0:
-            signed.append((append(op, *numbers), 1))
-        else:  # softmax, logsigmoid, an add or a distance of operands with different signs
-            signed.append((append(op, *map(made, parts)), 1))
-    output = made(signed[-1])
-    simple = in_order(tuple(result), output, range(len(INPUTS)))
-    return canonical(simple) if len(simple) < len(graph) else graph
+    tree = simple(tree_of(graph, len(INPUTS) + len(graph) - 1))
+    return min(graph, canonical(graph_of(tree)), key=len)
 
 
 def arch_text(arch):
@@ -424,15 +382,12 @@ def parse_arch(text):
     for number, part in enumerate(text.split("|"), 1):
         kernel = re.fullmatch(r"conv(\d+)", part.strip())
         try:
-            if not kernel:
-                layers.append(parse_formula(part.strip()))
-                continue
-            if int(kernel[1]) not in KERNELS:
-                known = ", ".join(map(str, KERNELS))
-                raise ValueError(f"kernel size {kernel[1]}; choose from {known}")
-            layers.append(int(kernel[1]))
-        except (ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"layer {number}: {str(error) or 'too long'}") from None
+            layers.append(int(kernel[1]) if kernel else parse_formula(part.strip()))
+        except ValueError as error:
+            raise ValueError(f"layer {number}: {error}") from None
+        if kernel and layers[-1] not in KERNELS:
+            known = ", ".join(map(str, KERNELS))
+            raise ValueError(f"layer {number}: kernel size {kernel[1]}; choose from {known}")
     return tuple(layers)
 
 
@@ -483,12 +438,9 @@ def stretch(arch, layers):
 def read_best(path):
     """The text form of the architecture in a search's best.json. Raises ValueError."""
     try:
-        best = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        return str(json.loads(Path(path).read_text(encoding="utf-8"))["arch"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ValueError(f"no best.json of a search ({error})") from None
-    if not isinstance(best, dict) or not isinstance(best.get("arch"), str):
-        raise ValueError('the file holds no object with an "arch"')
-    return best["arch"]
 
 
 def read_arch(name, layers):
@@ -527,7 +479,7 @@ SIMPLE = {
     "transpose": lambda x: x.transpose(-1, -2),
     "add": torch.add,
     "logsigmoid": F.logsigmoid,
-    # D1: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
+    # D42: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
     "softsign": F.softsign,
 }
 
@@ -543,7 +495,7 @@ def run_op(op, values, axes, mask, dropout):
         # D25: dropout on the n x n softmax alone; the paper does not say where
         return F.dropout(weights, dropout) if axes[0] == "nn" else weights
     if op == "matmul":
-        return zero_padding(x, axes[0], 1, mask) @ zero_padding(y, axes[1], 0, mask)
+        return x @ zero_padding(y, axes[1], 0, mask)  # one side is enough: x is finite
     x = zero_padding(x, axes[0], 1, mask)
     y = zero_padding(y, axes[1], 1, mask)
     return cosine(x, y) if op == "cosine" else euclidean(x, y)
@@ -565,14 +517,10 @@ def cosine(x, y):
 
 
 def euclidean(x, y):
-    """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m)."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):  # not in bfloat16: large numbers cancel
-        x = x.to(wide)
-        y = y.to(wide)
-        norms = x.square().sum(-1)[..., None] + y.square().sum(-1)[..., None, :]
-        squares = norms - 2 * x @ y.transpose(-1, -2)  # without a (B, N, T, T, D) buffer
-        return squares.clamp_min(1e-6).sqrt()  # the gradient at 0 is finite
+    """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m). By a
+    product of matrices, so without a buffer of (B, N, n, m, d); autocast computes it in float32."""
+    distances = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
+    return distances.clamp_min(0.001)  # below it is rounding, which a later cosine would enlarge
 
 
 def find_softmax_attention(graph):
@@ -678,7 +626,7 @@ def light_conv(x, kernel):
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
-    if K < BAND_FROM or T > BAND_TOKENS:
+    if K < BAND_FROM or T > BAND_TOKENS or x.is_meta:  # count() counts the convolution
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
     heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (N, T, B D)
@@ -719,15 +667,15 @@ class Layer(nn.Module):
         else:
             self.attention = AttentionMixer(layer, cfg.hidden, cfg.heads, cfg.dropout)
         self.mixer_norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
-        self.expand = nn.Linear(cfg.hidden, cfg.ffn)
-        self.shrink = nn.Linear(cfg.ffn, cfg.hidden)
+        self.fc1 = nn.Linear(cfg.hidden, cfg.ffn)
+        self.fc2 = nn.Linear(cfg.ffn, cfg.hidden)
         self.ffn_norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x, mask):
         mixer = self.conv if hasattr(self, "conv") else self.attention
         x = self.mixer_norm(x + self.dropout(mixer(x, mask)))
-        x = self.ffn_norm(x + self.dropout(self.shrink(F.gelu(self.expand(x)))))
+        x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x)))))
         return x
 
 
@@ -742,9 +690,9 @@ class Encoder(nn.Module):
         E = cfg.embedding or cfg.hidden
         self.arch = arch
         self.recompute = cfg.recompute
-        self.words = nn.Embedding(cfg.vocab_size, E)
-        self.positions = nn.Embedding(512, E)
-        self.segments = nn.Embedding(2, E)
+        self.token_embedding = nn.Embedding(cfg.vocab_size, E)
+        self.position_embedding = nn.Embedding(512, E)
+        self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
         self.project = nn.Linear(E, cfg.hidden) if E != cfg.hidden else nn.Identity()
@@ -758,7 +706,8 @@ class Encoder(nn.Module):
         if lengths is not None:
             # an empty sequence sees its first token: a softmax over nothing would be NaN
             mask = positions < lengths.clamp(min=1)[:, None]  # (B, T)
-        x = self.words(ids) + self.positions(positions) + self.segments(segments)  # (B, T, E)
+        x = self.token_embedding(ids) + self.position_embedding(positions)  # (B, T, E)
+        x = x + self.token_type_embedding(segments)
         x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
         for layer in self.layers:
             if self.recompute and self.training:
@@ -796,7 +745,7 @@ class LanguageModel(nn.Module):
         x = self.encoder(ids, segments, lengths)  # (B, T, H)
         masked = x.flatten(0, 1)[masked_positions]  # (M, H)
         masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
-        logits = F.linear(masked, self.encoder.words.weight, self.bias)  # (M, V)
+        logits = F.linear(masked, self.encoder.token_embedding.weight, self.bias)  # (M, V)
         return logits, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
 
 
@@ -833,52 +782,40 @@ class TaskModel(nn.Module):
         return F.cross_entropy(logits, batch["labels"])
 
 
-def count_products(graph, tokens, width):
-    """Multiply-adds of a graph in one head."""
-    shapes = infer_graph(graph)
-    sizes = {"n": tokens, "d": width}
-    total = 0
-    for (op, *operands), (rows, columns) in zip(graph, shapes[len(INPUTS):]):
-        if op in PRODUCTS:
-            contracted = shapes[operands[0]][1]
-            total += sizes[rows] * sizes[columns] * sizes[contracted]
-    return total
-
-
 def count_parameters(module):
     return sum(value.numel() for value in module.parameters())
+
+
+def distance_flops(x, y, **others):
+    """FLOPs of torch.cdist, by the shapes of its operands."""
+    return 2 * math.prod(x) * y[-2]
 
 
 def count(arch, cfg):
     """Parameters of a LanguageModel by part; "#Params of Att" (Tables 3, 5): the projections that
     make the mixers' inputs, without W_O; and FLOPs of a forward pass of 128 tokens."""
+    custom = {torch.ops.aten._euclidean_dist: distance_flops}
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
+        ids = torch.zeros(1, 128, dtype=torch.long)
+        with FlopCounterMode(display=False, custom_mapping=custom) as counter:
+            model.encoder(ids, ids, None)
     total = count_parameters(model)
     encoder = count_parameters(model.encoder)
     layers = count_parameters(model.encoder.layers)
     pooler = count_parameters(model.pooler)
     H = cfg.hidden
-    E = cfg.embedding or cfg.hidden
-    T = 128
-    projections = 0
-    products = T * E * H if E != H else 0  # multiply-adds
-    for layer in arch:
-        inputs = 2 if isinstance(layer, int) else len(used_inputs(layer))  # d -> 2d, or Q, K, V, P
-        projections += inputs
-        products += (inputs + 1) * T * H * H + 2 * T * H * cfg.ffn  # inputs, output; feed-forward
-        if isinstance(layer, int):
-            products += layer * T * H
-        else:
-            products += cfg.heads * count_products(layer, T, H // cfg.heads)
-    head = T * (H * E + E * cfg.vocab_size)
+    E = cfg.embedding or H
+    # a convolution's projection d -> 2d counts as two, an attention's one for each of Q, K, V, P
+    projections = sum(2 if isinstance(layer, int) else len(used_inputs(layer)) for layer in arch)
+    flops = counter.get_total_flops()
     return {
         "parameters": total,
         "parts": {"embeddings": encoder - layers, "layers": layers, "pooler": pooler,
                   "heads": total - encoder - pooler},
         "attention_parameters": projections * (H * H + H),
-        "flops": 2 * products,
-        "flops_with_vocabulary_head": 2 * (products + head),
+        "flops": flops,
+        "flops_with_vocabulary_head": flops + 2 * 128 * E * (H + cfg.vocab_size),
         "flops_counting": "a forward pass of 128 tokens: matrix products and convolutions, "
                           "2 per multiply-add; embeddings are look-ups",
     }
@@ -972,19 +909,16 @@ class SuperNet:
 # --- search ---------------
 
 
-def grow(rng, length, draw=None):
-    """A random graph of `length` operations, or None.
-
-    draw(position): the operation at a position; uniform if left out. Results that nothing reads yet
-    never outnumber what the remaining operations can join.
-    """
+def grow(rng, length):
+    """A random graph of `length` operations, or () where the draws do not fit. Results that nothing
+    reads yet never outnumber what the remaining operations can join."""
     inputs = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
     shapes = {operand: "nd" for operand in inputs}
     unread = set(inputs)
     graph = []
     for left in reversed(range(length)):
         for _ in range(30):
-            op = draw(len(graph)) if draw else rng.choice(OPS)
+            op = rng.choice(OPS)
             pools = [sorted(unread) if rng.random() < 0.5 else list(shapes)
                      for _ in range(1 if op in UNARY else 2)]
             operands = [rng.choice(pool) for pool in pools]
@@ -993,7 +927,7 @@ def grow(rng, length, draw=None):
             if shape and len(others) <= left and (left or shape == "nd"):
                 break
         else:
-            return None
+            return ()
         newest = len(INPUTS) + len(graph)
         graph.append((op, *operands))
         shapes[newest] = shape
@@ -1002,35 +936,34 @@ def grow(rng, length, draw=None):
 
 
 @torch.no_grad()
-def gain(graph, tokens=32, width=16):
-    """The size of what an attention of this graph adds to an input of size 1, before any training.
-
-    BERT's initialisation at hidden 768 gives projections a deviation of 0.55 of a token's; W_O does
-    so once more.
-    """
+def gain(graph, cfg):
+    """The size of what an attention of this graph adds to an input of size 1, before any training:
+    at the length, head dim and initialisation of cfg."""
     generator = torch.Generator().manual_seed(0)
-    values = 0.55 * torch.randn(len(INPUTS), 1, 1, tokens, width, generator=generator)
-    return 0.55 * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
+    deviation = cfg.init_std * math.sqrt(cfg.hidden)  # of projections; 0.55 in BERT-base
+    shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads
+    values = deviation * torch.randn(shape, generator=generator)
+    return deviation * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
 
 
-def sample_graph(rng, draw=None):
+def sample_graph(rng, cfg):
     """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
     # D38: none that adds next to nothing, such as V + neg(V), or more than half of its input's
     # size, such as many products over tokens without a softmax: LayerNorm then leaves little of the
     # input, and the network does not learn. Mutations still reach all legal graphs
     while True:
-        graph = canonical(grow(rng, rng.randint(1, MAX_PATH), draw) or ())
-        if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph) < 0.5:
+        graph = canonical(grow(rng, rng.randint(1, MAX_PATH)))
+        if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph, cfg) < 0.5:
             return graph
 
 
-def sample_arch(rng, layers):
+def sample_arch(rng, cfg):
     """A random architecture."""
     # D23: a layer is an attention with probability 1/3, else a convolution, since three random
     # attentions in four layers hardly ever learn; the paper does not say
-    return tuple(sample_graph(rng) if rng.random() < 1 / 3 else rng.choice(KERNELS)
-                 for _ in range(layers))
+    return tuple(sample_graph(rng, cfg) if rng.random() < 1 / 3 else rng.choice(KERNELS)
+                 for _ in range(cfg.layers))
 
 
 def ucb(totals, counts, alpha):
@@ -1057,7 +990,7 @@ class OperationPriority:
 
     def __init__(self, history, cfg):
         self.cfg = cfg
-        self.cells = {}  # {(options, position): (summed scores, numbers of samples)}
+        self.cells = {}  # {(options, position): {option: its scores}}
         scores = [line["score"] for line in ranked(history)] or [0.0]
         mean = statistics.fmean(scores)
         deviation = statistics.pstdev(scores) or 1.0
@@ -1077,11 +1010,8 @@ class OperationPriority:
         """Count one sample."""
         # D33: N_i of Eq. 3 counts occurrences in evaluated candidates, most of them inherited; the
         # paper's counts what was sampled
-        if (options, position) not in self.cells:
-            self.cells[options, position] = [0.0] * len(options), [0] * len(options)
-        totals, counts = self.cells[options, position]
-        totals[options.index(option)] += score
-        counts[options.index(option)] += 1
+        cell = self.cells.setdefault((options, position), {each: [] for each in options})
+        cell[option].append(score)
 
     def probabilities(self, options, position, legal=None):
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
@@ -1089,9 +1019,13 @@ class OperationPriority:
         allowed = [option in (legal or options) for option in options]
         scores = [0.0] * len(options)
         if self.cfg.strategy == "op-nas" and (options, position) in self.cells:
-            scores = ucb(*self.cells[options, position], self.cfg.alpha)
+            samples = self.cells[options, position].values()
+            scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
+                         self.cfg.alpha)
         # D9: in units of 1 / SHARPNESS of the standard deviation of all scores, so that the unit of
-        # a metric does not matter; a tenth is uniform, so that what failed once is tried again
+        # a metric does not matter; a tenth is uniform, so that what failed once is tried again.
+        # With the paper's alpha = 0.01 the bonus of Eq. 3 is then at most a factor e^0.15 (one
+        # sample of 1,000), so the uniform tenth explores; in fractions or percent it were e^0.04
         top = max(itertools.compress(scores, allowed))
         weights = [math.exp(SHARPNESS * (score - top)) if legal else 0.0
                    for score, legal in zip(scores, allowed)]
@@ -1099,87 +1033,77 @@ class OperationPriority:
                 for weight, legal in zip(weights, allowed)]
 
 
-# D7: the edits of an attention; the paper names none. Each yields (new operation or None,
-# operations in any order, the operand that is the output) for all that it can make at the
-# operation `index`; some results are illegal.
+# D7: the edits of an attention; the paper names none. Each yields (new operation or None, tree) for
+# every tree of tree_of() that can take the place of the tree `old`; `others` are the inputs and the
+# operations before it. Some results are illegal.
 
 
-def applied(operands, below):
-    """Every operation on these operands. With a single operand, the other operand of a binary
-    operation is any with a number below `below`."""
+def applied(parts, others):
+    """Every operation on these operands; with one, the other operand is any of `others`."""
     for op in OPS:
         if op in UNARY:
-            yield from ((op, operand) for operand in operands)
-        elif len(operands) == 2:
-            yield op, *operands
+            yield from ((op, part) for part in parts)
+        elif len(parts) == 2:
+            yield op, *parts
         else:
-            for other in range(below):
-                yield op, operands[0], other
-                yield op, other, operands[0]
+            for other in others:
+                yield op, parts[0], other
+                yield op, other, parts[0]
 
 
-def put(graph, index, operation):
-    """The graph with another operation at `index`."""
-    return (*graph[:index], operation, *graph[index + 1:])
+def with_part(tree, side, part):
+    """The tree with another operand."""
+    return *tree[:side + 1], part, *tree[side + 2:]
 
 
-def redirect(graph, old, new):
-    """(the graph in which all readers of operand `old` read `new`, its output)."""
-    output = len(INPUTS) + len(graph) - 1
-    if output == old:
-        output = new
-    changed = []
-    for op, *operands in graph:
-        changed.append((op, *[new if each == old else each for each in operands]))
-    return tuple(changed), output
-
-
-def replace(graph, index):
+def replace(old, others):
     """Another operation on the same operands. Between binary operations one operand may also gain
     or lose a transpose: the step from cos(a, b) to a @ b.T leads through no other legal graph."""
-    op, *operands = graph[index]
-    added = len(INPUTS) + len(graph)
-    for new in applied(operands, len(INPUTS) + index):
-        yield new[0], put(graph, index, new), added - 1
-    for side, new in itertools.product(range(len(operands)), BINARY if op in BINARY else ()):
-        operand = operands[side]
-        source = graph[operand - len(INPUTS)] if operand >= len(INPUTS) else ("input",)
-        turned = source[1] if source[0] == "transpose" else added
-        changed = new, *operands[:side], turned, *operands[side + 1:]
-        yield new, (*put(graph, index, changed), ("transpose", operand)), added - 1
+    op, *parts = old
+    for new in applied(parts, others):
+        yield new[0], new
+    for side, new in itertools.product(range(len(parts)), BINARY if op in BINARY else ()):
+        match parts[side]:
+            case ("transpose", part):
+                yield new, with_part((new, *parts), side, part)
+            case part:
+                yield new, with_part((new, *parts), side, ("transpose", part))
 
 
-def insert(graph, index):
-    """A new operation after this one, for all its readers, or on the edge from one of its
-    operands."""
-    op, *operands = graph[index]
-    here = len(INPUTS) + index
-    added = len(INPUTS) + len(graph)
-    redirected, output = redirect(graph, here, added)
-    for new in applied([here], here):
-        yield new[0], (*redirected, new), output
-    for side, operand in enumerate(operands):
-        reader = op, *operands[:side], added, *operands[side + 1:]
-        for new in applied([operand], here):
-            yield new[0], (*put(graph, index, reader), new), added - 1
+def append(old, others):
+    """A new operation after this one, for all its readers."""
+    for new in applied([old], others):
+        yield new[0], new
 
 
-def delete(graph, index):
-    """The readers of the operation, or the output, take one of its operands."""
-    for operand in graph[index][1:]:
-        yield None, *redirect(graph, len(INPUTS) + index, operand)
+def insert(old, others):
+    """A new operation on the edge from one of the operands."""
+    for side, part in enumerate(old[1:]):
+        for new in applied([part], others):
+            yield new[0], with_part(old, side, new)
 
 
-def rewire(graph, index):
+def delete(old, others):
+    """One of the operands in place of the operation."""
+    for part in old[1:]:
+        yield None, part
+
+
+def rewire(old, others):
     """The operation reads another operand."""
-    op, *operands = graph[index]
-    for side, other in itertools.product(range(len(operands)), range(len(INPUTS) + index)):
-        rewired = op, *operands[:side], other, *operands[side + 1:]
-        yield None, put(graph, index, rewired), len(INPUTS) + len(graph) - 1
+    for side, other in itertools.product(range(len(old) - 1), others):
+        yield None, with_part(old, side, other)
 
 
 # D35: delete and rewire make no new operation, so they are drawn uniformly and not by Eq. 3
-EDITS = (replace, insert, delete, rewire)
+EDITS = (replace, append, insert, delete, rewire)
+
+
+def substitute(tree, old, new):
+    """The tree with `new` instead of `old` everywhere."""
+    if tree == old or isinstance(tree, int):
+        return new if tree == old else tree
+    return tree[0], *[substitute(part, old, new) for part in tree[1:]]
 
 
 def shuffled(values, rng):
@@ -1189,52 +1113,52 @@ def shuffled(values, rng):
 def edit_graph(graph, rng, priority):
     """A legal graph one edit away, or None.
 
-    Edit and position are uniform. A new operation is drawn by the priorities of that position (Sec.
-    3.2: those of the first k positions for a path of length k).
+    Edit and position are uniform. A new operation is drawn by the priorities of the position at
+    which it then stands (Sec. 3.2: those of the first k positions for a path of length k).
     """
+    # D41: an operation after the last one is drawn by the priorities of position k + 1
+    trees = [tree_of(graph, operand) for operand in range(len(INPUTS) + len(graph))]
     for edit, index in shuffled(itertools.product(EDITS, range(len(graph))), rng):
-        children = {}  # {new operation or None: the children that have it}
-        for op, *child in edit(graph, index):
-            children.setdefault(op, []).append(child)
-        while children:
+        others = trees[:len(INPUTS) + index]
+        old = trees[len(INPUTS) + index]
+        position = index + (edit is append)
+        replacements = {}  # {new operation or None: the trees that have it}
+        for op, new in edit(old, others):
+            replacements.setdefault(op, []).append(new)
+        while replacements:
             op = None
-            if None not in children:
-                op = rng.choices(OPS, priority.probabilities(OPS, index, children))[0]
-            for operations, output in shuffled(children.pop(op), rng):
-                child = in_order(operations, output, range(len(INPUTS)))
-                if why_illegal(child, MAX_PATH):
+            if None not in replacements:
+                chances = priority.probabilities(OPS, position, replacements)
+                op = rng.choices(OPS, chances)[0]
+            for new in shuffled(replacements.pop(op), rng):
+                child = canonical(graph_of(substitute(trees[-1], old, new)))
+                if child == graph or why_illegal(child, MAX_PATH):
                     continue
-                child = canonical(child)
-                if child != graph:
+                if op is None or [each[0] for each in child[position:position + 1]] == [op]:
                     return child
     return None
 
 
 def mutate(parent, rng, priority=None):
-    """A child of an architecture (Alg. 1, lines 6, 7): a random layer may change its kind, then a
-    random layer changes inside. Operations and kernels are drawn by the OperationPriority,
-    uniformly without one."""
+    """A child of an architecture (Alg. 1, lines 6, 7): a random layer may change its kind, at
+    random, then a random layer changes inside, by the OperationPriority or uniformly."""
     priority = priority or OperationPriority([], Config())
     child = list(parent)
-
-    def draw(options, position):
-        return rng.choices(options, priority.probabilities(options, position))[0]
-
     # D16: only half of the children change a kind, so that a child can differ in one attention
     # alone
-    if rng.random() < 0.5:  # inter-layer
+    if rng.random() < 0.5:  # inter-layer, as in a plain evolution (Sec. 3.2)
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
-            child[layer] = draw(KERNELS, layer)
+            child[layer] = rng.choice(KERNELS)
         elif attentions and rng.random() < 0.5:
             # D24: half of the new attentions are another layer's
             child[layer] = rng.choice(attentions)
         else:
-            child[layer] = sample_graph(rng, draw=functools.partial(draw, OPS))
+            child[layer] = sample_graph(rng, priority.cfg)
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
-        child[layer] = draw(KERNELS, layer)
+        child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
     else:
         child[layer] = edit_graph(child[layer], rng, priority) or child[layer]
     return tuple(child)
@@ -1271,7 +1195,7 @@ def propose(history, number, cfg):
             arch = mutate(parse_arch(parent["arch"]), rng, priority)  # Alg. 1, lines 6, 7
         else:
             parent = None
-            arch = sample_arch(rng, cfg.layers)  # Alg. 1, line 1
+            arch = sample_arch(rng, cfg)  # Alg. 1, line 1
         text = arch_text(arch)
         if text not in seen:  # no candidate twice (D19)
             seen.add(text)
@@ -1297,8 +1221,8 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path):
         first = number * cfg.steps * cfg.batch
         train_language_model(model, data, cfg, alone, checkpoint, first=first)
         scores = score_tasks(model, arch, data, cfg, path.with_suffix(".scores"))
-    except (Diverged, torch.OutOfMemoryError) as error:
-        diverged = type(error).__name__  # D12: it scores 0 and is never a parent
+    except Diverged as error:
+        diverged = str(error)  # D12: it scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.remove()
     # D19: the mean over --tasks, with MNLI's matched half, and no candidate twice (propose); the
@@ -1308,7 +1232,7 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path):
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
-def score_tasks(model, arch, data, cfg, path, shared=True):
+def score_tasks(model, arch, data, cfg, path):
     """{task: main metric on dev} of copies of the model, each fine-tuned on a task. Kept in
     `path`."""
     scores = read_json(path) if path.exists() else {}
@@ -1319,10 +1243,10 @@ def score_tasks(model, arch, data, cfg, path, shared=True):
             # D15: the accuracy at held-out masked tokens; in minutes of training GLUE stays at
             # chance
             alone = Ranks(0, 1, data.device)
-            scores[name] = evaluate_language_model(model, data, cfg, alone, 32)["mlm_accuracy"]
+            scores[name] = evaluate_language_model(model, data, cfg, alone)["mlm_accuracy"]
         else:
             seed_everything(cfg.seed, "head", name)
-            tuned = move(TaskModel(arch, cfg, task.outputs, shared=shared), data.device)
+            tuned = move(TaskModel(arch, cfg, task.outputs, shared=True), data.device)
             tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
             # D32: a negative metric counts as 0, which a diverged candidate has
             scores[name] = max(score_task(tuned, task, cfg, data.device), 0.0)
@@ -1331,22 +1255,54 @@ def score_tasks(model, arch, data, cfg, path, shared=True):
 
 
 def evaluate_all(archs, number, supernet, run, name, label, data, cfg):
-    """evaluate_candidate's results for {id: architecture}, shared out over the processes. The
-    folder NAME of the run keeps them, and the weights, until they are no longer needed."""
+    """evaluate_candidate's results for {id: architecture}, in this order, shared out over the
+    processes. The folder NAME of the run keeps them, and the weights ID.pt."""
     folder = run.folder / name
 
     def evaluate(key):
-        return evaluate_candidate(archs[key], number, supernet, data, cfg, folder / key)
+        path = folder / str(key)
+        return evaluate_candidate(archs[key], number, supernet, data, cfg, path)
 
-    return dict(zip(archs, share_out(run.ranks, list(archs), folder, label, evaluate)))
+    return share_out(run.ranks, list(archs), folder, label, evaluate)
 
 
-def train_again(archs, first, times, run, name, data, cfg):
-    """evaluate_candidate's result for each architecture, trained for `times` a candidate's steps
-    from the weights of the super-net `first`."""
-    cfg = dataclasses.replace(cfg, steps=times * cfg.steps)
-    archs = {str(number): arch for number, arch in enumerate(archs)}
-    return list(evaluate_all(archs, 0, first, run, name, name, data, cfg).values())
+def write_history(run, number, history):
+    """Write history.jsonl as the checkpoint has it, and delete the folder of the round."""
+    text = "".join(json.dumps(line) + "\n" for line in history)
+    write_atomic(run.folder / "history.jsonl", text)
+    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
+
+
+def search(supernet, run, data, cfg):
+    """OP-NAS (Algorithm 1): the history of all candidates. A run that was stopped continues with
+    the round in which it was stopped."""
+    checkpoint = Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet)
+    history = checkpoint.restore().get("history", [])
+    sizes = round_sizes(cfg)
+    best = max((line["score"] for line in history), default=0.0)
+    number = history[-1]["round"] + 1 if history else 0
+    on_main(run.ranks, write_history, run, number - 1, history)
+    for number in range(number, len(sizes)):
+        folder = f"round-{number}"
+        label = f"round {number + 1}/{len(sizes)}, best so far {100 * best:.2f}"
+        proposals = propose(history, number, cfg)  # lines 1, 4 to 7
+        archs = {len(history) + index: arch for index, (_, arch) in enumerate(proposals)}
+        results = evaluate_all(archs, number, supernet, run, folder, label, data, cfg)  # 2, 8, 9
+        lines = []
+        for (parent, arch), key, result in zip(proposals, archs, results):
+            names = {"id": key, "round": number, "parent": parent, "arch": arch_text(arch)}
+            lines.append({**names, **result})
+        if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
+            weights = ((archs[line["id"]], load_file(run.folder / folder / f"{line['id']}.pt"))
+                       for line in ranked(lines))
+            supernet.write_back(weights)
+        history = history + lines  # line 11
+        checkpoint.save(history=history)
+        gather(run.ranks, None)  # a round's files are deleted when all processes have read them
+        on_main(run.ranks, write_history, run, number, history)
+        best = max(line["score"] for line in history)
+        run.log("search", number, candidates=len(history), best=best)
+    return history
 
 
 HYBRID = "hybrid: conv3 and BERT's attention, alternating"
@@ -1362,9 +1318,16 @@ def hand_designed(layers):
     }
 
 
+def train_again(name, archs, times, first, run, data, cfg):
+    """evaluate_candidate's results for a list of architectures, each trained from the super-net
+    `first` for `times` a candidate's steps."""
+    cfg = dataclasses.replace(cfg, steps=times * cfg.steps)
+    return evaluate_all(dict(enumerate(archs)), 0, first, run, name, name, data, cfg)
+
+
 def first_super_net(source, run, data, cfg):
-    """The super-net at the beginning of a search: random, as in the paper, or with --init's
-    weights."""
+    """The super-net at the beginning of a search: random, as in the paper, with --init's weights,
+    or after a warm start."""
     first = SuperNet(cfg)
     if source:
         model = LanguageModel(source[1], cfg) if source[1] else first
@@ -1376,8 +1339,8 @@ def first_super_net(source, run, data, cfg):
         # network that learns soonest, after --warm_times x --steps steps; convolutions and
         # attentions stay random. A candidate's few steps then show what its mixers are good for
         archs = [hand_designed(cfg.layers)[HYBRID]]
-        alone = dataclasses.replace(data, tasks={"MLM": None})
-        result, = train_again(archs, first, cfg.warm_times, run, "warm-start", alone, cfg)
+        words = dataclasses.replace(data, tasks={"MLM": None})
+        result, = train_again("warm-start", archs, cfg.warm_times, first, run, words, cfg)
         if result["diverged"]:
             raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
                             "lower --lr, --restart")
@@ -1385,119 +1348,64 @@ def first_super_net(source, run, data, cfg):
     return first
 
 
-def pick_best(finalists, history):
-    """The best line of the finalists; the best candidate's where all of them diverged."""
-    return (ranked(finalists) or ranked(history))[0]
-
-
-def score_finalists(history, supernet, first, run, data, cfg):
-    """(the line of history that the search returns, [{id, score} of each finalist])."""
-    # D37: the best candidates are trained once more, alone and from `first`. A candidate's score
-    # depends on the age of the super-net that it started from, and the best of many noisy scores is
-    # in part luck. The paper returns the best candidate (Alg. 1, line 13)
-    finalists = ranked(history)[:cfg.finalists]
-    if not finalists:
-        return pick_best([], history), []
-    archs = [parse_arch(line["arch"]) for line in finalists]
-    alone = train_again(archs, first, cfg.finalist_times, run, "finalists", data, cfg)
-    again = [{**line, **result} for line, result in zip(finalists, alone)]
-    best = pick_best(again, history)
-    for number, line in enumerate(again):
-        if line["id"] == best["id"] and not line["diverged"]:
-            weights = load_file(run.folder / "finalists" / f"{number}.pt")
-            supernet.write_back([(archs[number], weights)])  # what best.pt and --init use
-    return best, [{"id": line["id"], "score": line["score"]} for line in again]
-
-
-def score_baselines(first, run, data, cfg):
-    """{name: score} of the hand-designed networks, trained as long as finalists; {} without
-    finalists."""
-    if not cfg.finalists:
-        return {}
-    networks = hand_designed(cfg.layers)
-    results = train_again(networks.values(), first, cfg.finalist_times, run, "baselines", data, cfg)
-    return {name: result["score"] for name, result in zip(networks, results)}
-
-
-def write_history(run, number, history):
-    """Write history.jsonl as the checkpoint has it, and delete the folder of the round."""
-    text = "".join(json.dumps(line) + "\n" for line in history)
-    write_atomic(run.folder / "history.jsonl", text)
-    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
-
-
-def majority_baselines(data):
-    """{proxy task: the score of the most frequent answer}."""
-    return {name: task.majority_baseline if task else data.dev.commonest()
-            for name, task in data.tasks.items()}
-
-
-def run_round(number, history, supernet, run, data, cfg):
-    """Propose and evaluate the candidates of a round, and let the super-net learn: their lines of
-    history."""
-    proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # lines 1, 4 to 7
-    archs = {str(key): arch for key, (_, arch) in proposals.items()}
-    best = max((line["score"] for line in history), default=0.0)
-    label = f"round {number + 1}/{len(round_sizes(cfg))}, best so far {100 * best:.2f}"
-    name = f"round-{number}"
-    results = evaluate_all(archs, number, supernet, run, name, label, data, cfg)  # lines 2, 8, 9
-    lines = []
-    for key, (parent, arch) in proposals.items():
-        place = {"id": key, "round": number, "parent": parent, "arch": arch_text(arch)}
-        lines.append({**place, **results[str(key)]})
-    if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
-        weights = ((archs[str(line["id"])], load_file(run.folder / name / f"{line['id']}.pt"))
-                   for line in ranked(lines))
-        supernet.write_back(weights)
-    return lines
-
-
-def search(cfg):
-    """OP-NAS (Algorithm 1)."""
+def run_search(cfg):
+    """--search: a warm start, Algorithm 1, then finalists and baselines."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = read_run(cfg, "search") if cfg.init else None
-        run, data = open_run(cfg, "search", ranks, "corpus", "glue", tasks=proxy_names(cfg))
+        run, data, source = open_inputs(cfg, ranks, "corpus", "glue", tasks=proxy_names(cfg))
         if run.finished:
             return print_best(run, cfg)
-        run.save_settings(cfg)
         data.tasks = open_proxies(cfg, data)
         first = first_super_net(source, run, data, cfg)
-        supernet = copy.deepcopy(first) if cfg.finalists else first
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
-        history = checkpoint.restore().get("history", [])
-        begin = history[-1]["round"] + 1 if history else 0
-        on_main(ranks, write_history, run, begin - 1, history)
-        for number in range(begin, len(round_sizes(cfg))):  # Algorithm 1
-            lines = run_round(number, history, supernet, run, data, cfg)
-            history += lines  # line 11
-            checkpoint.save(history=history)
-            gather(ranks, None)  # a round's files are deleted when all processes have read them
-            on_main(ranks, write_history, run, number, history)
-            best = max(line["score"] for line in history)
-            run.log("search", number, candidates=len(history), best=best)
+        supernet = copy.deepcopy(first)
+        history = search(supernet, run, data, cfg)
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        finish_search(history, supernet, first, checkpoint, run, data, cfg)
+        baselines = {}
+        finalists = []
+        if cfg.finalists:
+            alone = cfg.finalist_times, first, run, data, cfg
+            networks = hand_designed(cfg.layers)
+            results = train_again("baselines", networks.values(), *alone)
+            baselines = {name: result["score"] for name, result in zip(networks, results)}
+            # D37: the best candidates are trained once more, alone and from `first`. A candidate's
+            # score depends on the age of the super-net that it started from, and the best of many
+            # noisy scores is in part luck. The paper returns the best candidate (Alg. 1, line 13)
+            lines = ranked(history)[:cfg.finalists]
+            archs = [parse_arch(line["arch"]) for line in lines]
+            results = train_again("finalists", archs, *alone)
+            finalists = [{**line, **result} for line, result in zip(lines, results)]
+        best = (ranked(finalists) or ranked(history))[0]
+        if best in finalists:
+            number = finalists.index(best)
+            weights = load_file(run.folder / "finalists" / f"{number}.pt")
+            supernet.write_back([(archs[number], weights)])  # what best.pt and --init use
+        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
+        checkpoint.save(history=history)
+        if cfg.no_weight_sharing and best not in finalists:
+            print0(ranks, "no best.pt: without shared weights and without --finalists no trained "
+                          "weights are kept")
+        else:
+            on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]),
+                    (supernet.weights, None, ""), cfg, data.tokenizer)
+        majority = {name: task.majority_baseline if task else data.dev.commonest()
+                    for name, task in data.tasks.items()}
+        finish_search(best, history, baselines, finalists, majority, run)
         print_best(run, cfg)
 
 
-def finish_search(history, supernet, first, checkpoint, run, data, cfg):
-    """Train finalists and baselines, and write best.json, best.py and done.json."""
-    baselines = score_baselines(first, run, data, cfg)
-    best, finalists = score_finalists(history, supernet, first, run, data, cfg)
-    checkpoint.save(history=history)
+def finish_search(best, history, baselines, finalists, majority, run):
+    """Write best.json and done.json. best: the line of a candidate."""
     result = {key: best[key] for key in ("arch", "score", "scores", "id")}
-    result |= {"candidates": len(history), "baselines": baselines, "finalists": finalists,
-               "majority": majority_baselines(data)}
+    result["candidates"] = len(history)
+    result["baselines"] = baselines
+    result["finalists"] = [{"id": line["id"], "score": line["score"]} for line in finalists]
+    result["majority"] = majority
     on_main(run.ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
-    source = supernet.weights, None, ""
-    on_main(run.ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]), source, cfg,
-            data.tokenizer)
     run.finish(result)
 
 
 def print_best(run, cfg):
-    """Print what a finished search found, one layer a line, and the scores of the baselines."""
+    """Print the network of a finished search, one layer a line, and the scores of the baselines."""
     best = run.finished
     scores = [f"{name} {100 * score:.2f} (majority baseline {100 * best['majority'][name]:.2f})"
               for name, score in best["scores"].items()]
@@ -1575,8 +1483,9 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
 
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # no WNLI
-# App. D.2: learning rate, weight decay, steps between evaluations
-GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01), (100, 10)))
+# App. D.2: learning rates, weight decays
+# D43: --grid evaluates every 10 steps; the paper's other choice, every 100, is a part of it
+GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))
 # D36: the best evaluation is chosen by the first 2,000 dev examples; all of QQP's cost too much
 SELECTION_EXAMPLES = 2000
 
@@ -1691,28 +1600,27 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 
 
 @torch.no_grad()
-def evaluate_language_model(model, data, cfg, ranks, batches=16):
-    """Loss and accuracy of both objectives on held-out text; the same sequences for all seeds. The
-    host waits for a GPU once, where it reads the sums."""
-    count = min(32, cfg.batch)
+def evaluate_language_model(model, data, cfg, ranks, sequences=512):
+    """Loss and accuracy of both objectives on held-out sequences, the same for all seeds and
+    batches. The host waits for a GPU once, where it reads the sums."""
+    count = 16  # in a batch
     own = dataclasses.replace(cfg, seed=0)
-    sums = torch.zeros(6, dtype=torch.float64, device=data.device)  # losses, right, labels of both
+    sums = torch.zeros(2, 3, dtype=torch.float64, device=data.device)  # loss, right, labels
     model.eval()
-    for first in range(ranks.rank * count, batches * count, ranks.size * count):
+    for first in range(ranks.rank * count, sequences, ranks.size * count):
         batch = language_batch(data, data.dev, own, first, count)
         losses, answers = language_losses(model, batch, cfg, data.device)
-        counts = [(labels >= 0).sum() for _, labels in answers]
-        right = [(logits.argmax(-1) == labels).sum() for logits, labels in answers]
-        totals = [loss * count for loss, count in zip(losses, counts)]
-        sums += torch.stack([*totals, *right, *counts])
+        for row, (loss, (logits, labels)) in enumerate(zip(losses, answers)):
+            known = (labels >= 0).sum()
+            right = (logits.argmax(-1) == labels).sum()
+            sums[row] += torch.stack([loss * known, right, known])
     model.train()
-    mlm_loss, nsp_loss, mlm_right, nsp_right, tokens, pairs = reduce_mean(ranks, *sums.tolist())
-    return {
-        "mlm_loss": mlm_loss / (tokens or 1),
-        "nsp_loss": nsp_loss / (pairs or 1),
-        "mlm_accuracy": mlm_right / (tokens or 1),
-        "nsp_accuracy": nsp_right / (pairs or 1),
-    }
+    means = reduce_mean(ranks, *sums.flatten().tolist())
+    result = {}
+    for name, (loss, right, known) in {"mlm": means[:3], "nsp": means[3:]}.items():
+        result[f"{name}_loss"] = loss / (known or 1)
+        result[f"{name}_accuracy"] = right / (known or 1)
+    return result
 
 
 def print_pretrained(run, cfg):
@@ -1733,28 +1641,21 @@ def print_pretrained(run, cfg):
 def pretrain(cfg):
     """Train --arch in full (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = read_run(cfg, "pretrain") if cfg.init else None
-        arch = resolve_arch(cfg)
-        set_accumulate(cfg, ranks)
-        run, data = open_run(cfg, "pretrain", ranks, "corpus")
+        run, data, source = open_inputs(cfg, ranks, "corpus")
         if run.finished:
             return print_pretrained(run, cfg)
-        passes = EPOCHS * data.train.slots(cfg.length - 3)
-        cfg.steps = cfg.steps or math.ceil(passes / cfg.batch)
-        run.save_settings(cfg)
+        arch = parse_arch(cfg.arch)
         seed_everything(cfg.seed, "model")
         model = LanguageModel(arch, cfg)
         if source:
             print0(ranks, start_from(model, source))
         model.to(ranks.device)
         bar = progress(ranks, cfg.steps, "pretrain")
-        clock = []  # [step, seconds] of the last report
+        clock = [0, None]  # step and time of the last report
 
         def report(step, losses, lr):
             mlm, nsp = reduce_mean(ranks, *losses.tolist())
-            speed = None
-            if clock:
-                speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1])
+            speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1])
             held_out = None
             if step % cfg.save_every == 0:
                 held_out = evaluate_language_model(model, data, cfg, ranks)
@@ -1768,7 +1669,7 @@ def pretrain(cfg):
 
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         train_language_model(model, data, cfg, ranks, checkpoint, report=report)
-        result = evaluate_language_model(model, data, cfg, ranks, batches=64)
+        result = evaluate_language_model(model, data, cfg, ranks, sequences=2048)
         bar.close()
         run.finish({**result, "mlm_majority": data.dev.commonest()})
         print_pretrained(run, cfg)
@@ -1791,30 +1692,50 @@ def resolve_arch(cfg):
     return arch
 
 
-def read_run(cfg, action="describe"):
+def read_run(cfg):
     """(weights, architecture or None for a super-net, "--init") of --init; cfg takes over its
-    shape, tokenizer and preset."""
+    shape, vocabulary and preset."""
+    folder = Path(cfg.init)
     before = cfg.preset
     names = {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}
     owned = read_init(cfg, names, FOLLOWED)
     if cfg.preset != before:
-        preset = {**vars(Config()), **settings_of(PRESETS, cfg.preset, action, ACTIONS)}
+        preset = {**vars(Config()), **settings_of(PRESETS, cfg.preset, cfg.action, ACTIONS)}
         kept = {*SHAPE, *FOLLOWED, *cfg.given, "arch", "tokenizer", "out", "restart"}
         if cfg.dry_run:
             kept.update(PRESETS["dry_run"])
         for name in preset.keys() - kept:
             setattr(cfg, name, preset[name])
-    check(cfg, action)
-    arch = resolve_arch(cfg) if "model" in owned else None
-    weights = owned["model" if arch else "supernet"]
-    if not arch and "arch" not in cfg.given:
-        cfg.arch = str(Path(cfg.init) / "best.json")
+    check(cfg, cfg.action)
+    weights = owned.get("model", owned.get("supernet"))
+    vocabulary = {"vocab_size": len(weights["encoder.token_embedding.weight"])}
+    take_settings(cfg, vocabulary, folder, ("vocab_size",))
+    if "model" in owned:
+        return weights, resolve_arch(cfg), "--init"
+    if "arch" not in cfg.given:
+        cfg.arch = str(folder / "best.json")
         if not Path(cfg.arch).exists():
             raise UserError(f"{cfg.init}: this search is not finished; finish it, or give --arch")
-    if action == "describe":
-        vocabulary = {"vocab_size": len(weights["encoder.words.weight"])}
-        take_settings(cfg, vocabulary, Path(cfg.init), ("vocab_size",))
-    return weights, arch, "--init"
+    return weights, None, "--init"
+
+
+def open_inputs(cfg, ranks, *needs, tasks=()):
+    """(RunFolder, Data, read_run of --init or None) of an action. cfg gets here what its flags
+    leave open; nothing assigns to it afterwards."""
+    source = read_run(cfg) if cfg.init else None
+    if tasks:
+        cfg.tasks = ",".join(tasks)
+    if cfg.action != "search":
+        resolve_arch(cfg)
+    if cfg.action == "pretrain":
+        set_accumulate(cfg, ranks)
+    run, data = open_run(cfg, cfg.action, ranks, *needs, tasks=tasks)
+    if not run.finished:
+        if not cfg.steps and cfg.action == "pretrain":
+            sequences = EPOCHS * data.train.slots(cfg.length - 3)
+            cfg.steps = math.ceil(sequences / cfg.batch)
+        run.save_settings(cfg)
+    return run, data, source
 
 
 def start_from(model, source):
@@ -1892,16 +1813,15 @@ def train_task(task, cfg, arch, source, folder, data, run):
     if outputs:
         settings = dataclasses.replace(cfg, tasks=task.name)
         keep_model(folder, "finetune", settings, data.tokenizer, model=model)
-    setting = [cfg.finetune_lr, cfg.weight_decay, cfg.eval_every]
+    setting = [cfg.finetune_lr, cfg.weight_decay]
     return {**result, "setting": setting, "start": note}
 
 
 def answer(cfg, path):
     """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        weights, arch, _ = read_run(cfg, "finetune")
+        weights, arch, _ = read_run(cfg)
         tokenizer = load_tokenizer(cfg.tokenizer)
-        cfg.vocab_size = tokenizer.vocab_size
         task = open_file(path, cfg, tokenizer, recipes(cfg))
         model = TaskModel(arch, cfg, task.outputs, task.kind == "span").to(ranks.device)
         model.load_state_dict(weights)
@@ -1909,23 +1829,23 @@ def answer(cfg, path):
         print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
 
-def keep_chosen(folder, result):
-    """Delete the models of the jobs that no task's result comes from."""
-    chosen = {entry["job"] for entry in result["tasks"].values()}
-    for path in folder.glob("*/checkpoint.pt*"):
-        if path.parent.name not in chosen:
-            path.unlink()
+def drop_models(folder, jobs):
+    """Delete the models of jobs from which no task's result comes."""
+    for job in jobs:
+        for path in folder.glob(f"{job}/checkpoint.pt*"):
+            path.unlink(missing_ok=True)  # another process may have deleted it
 
 
 def finetune_jobs(names, table, cfg):
     """{job: (task's name, its settings)}: --runs seeds of each task, with --grid at all of GRID."""
+    every = 10 if cfg.grid else cfg.eval_every
     jobs = {}
     for name, number in itertools.product(names, range(cfg.runs)):
-        setting = cfg.finetune_lr or table[name].lr, cfg.weight_decay, cfg.eval_every
-        for lr, decay, every in GRID if cfg.grid else [setting]:
+        setting = cfg.finetune_lr or table[name].lr, cfg.weight_decay
+        for lr, decay in GRID if cfg.grid else [setting]:
             settings = dataclasses.replace(
                 cfg, finetune_lr=lr, weight_decay=decay, eval_every=every, seed=cfg.seed + number)
-            jobs[f"{name}-{number}-{lr}-{decay}-{every}"] = name, settings
+            jobs[f"{name}-{number}-{lr}-{decay}"] = name, settings
     return jobs
 
 
@@ -1933,17 +1853,15 @@ def finetune(cfg, text):
     """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
     MNLI job."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = read_run(cfg, "finetune") if cfg.init else None
-        table = recipes(cfg)
-        names = parse_tasks(text, table, GROUPS)
-        arch = resolve_arch(cfg)
-        cfg.tasks = ",".join(names)
+        names = parse_tasks(text, recipes(cfg), GROUPS)
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
-        run, data = open_run(cfg, "finetune", ranks, "tokenizer", *sorted(needs), tasks=names)
+        run, data, source = open_inputs(cfg, ranks, "tokenizer", *sorted(needs), tasks=names)
         if run.finished:
             return print_summary(run, cfg, NINE)
-        run.save_settings(cfg)
+        arch = parse_arch(cfg.arch)
+        table = recipes(cfg)
         jobs = finetune_jobs(names, table, cfg)
+        folder = run.folder / "jobs"
 
         @functools.cache
         def opened(name):
@@ -1958,13 +1876,19 @@ def finetune(cfg, text):
             begin = source
             if mnli:
                 begin = load_file(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name
-            folder = run.folder / "jobs" / job
-            return train_task(opened(name), settings, arch, begin, folder, data, run)
+            result = train_task(opened(name), settings, arch, begin, folder / job, data, run)
+            if cfg.runs == 1:  # else the median counts, which is known at the end
+                done = [result, *map(read_json, folder.glob(f"{name}-*.json"))]
+                scores = {each["job"]: each["metrics"]["main"] for each in done}
+                best = max(scores.values())
+                drop_models(folder, [each for each, score in scores.items() if score < best])
+            return result
 
         results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
         result = on_main(ranks, summarise, run.folder, results)
         run.finish(result)
-        on_main(ranks, keep_chosen, run.folder / "jobs", result)
+        chosen = {entry["job"] for entry in result["tasks"].values()}
+        on_main(ranks, drop_models, folder, jobs.keys() - chosen)
         print_summary(run, cfg, NINE)
 
 
@@ -1987,22 +1911,18 @@ def write_best(path, arch, source, cfg, tokenizer, labels=None, length=None):
 def export(cfg, name):
     """write_best of --init: a search, a pre-training, or a fine-tuning's RUN/TASK."""
     path = Path(name)
-    source = read_run(cfg) if cfg.init else None
+    if path.suffix != ".py" or not path.stem.isidentifier() or not cfg.init:
+        raise UserError(f"--export {name}: name a module, such as network.py, and --init")
+    source = read_run(cfg)
     labels = None
     length = cfg.length
-    if any(path.with_suffix(ending).exists() for ending in (".py", ".mmd", ".pt")):
-        raise UserError(f"--export {name}: it, or its .mmd or .pt, exists already; "
-                        "choose another name")
-    if path.suffix != ".py" or not path.parent.is_dir() or not source:
-        raise UserError(f"--export {name}: name a new .py in an existing folder, and --init")
-    if not path.stem.isidentifier():
-        raise UserError(f"--export {name}: Python cannot import a module of this name; "
-                        "use letters, digits and _")
     tokenizer = load_tokenizer(cfg.tokenizer)
     vocabulary = path.with_name(tokenizer.file_name)
+    exists = [each for each in map(path.with_suffix, (".py", ".mmd", ".pt")) if each.exists()]
     if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
-        raise UserError(f"--export {name}: {vocabulary} is the vocabulary of another network; "
-                        "choose another folder")
+        exists.append(vocabulary)
+    if exists:
+        raise UserError(f"--export {name}: {exists[0]} exists already; choose another folder")
     if "head.weight" in source[0]:
         settings = read_json(Path(cfg.init) / "config.json")["settings"]
         task = settings["tasks"]
@@ -2035,15 +1955,21 @@ def graph_activations(layer, cfg):
 
 def describe(cfg):
     """Print the counts of --arch or --init, and what its pre-training costs, as JSON."""
+    print("counting parameters and FLOPs ...", file=sys.stderr)
     if cfg.init:
         read_run(cfg)
     arch = resolve_arch(cfg)
+    pretraining = PRESETS[cfg.preset].get("pretrain", {})
+    cfg = dataclasses.replace(
+        cfg, **{name: pretraining[name] for name in pretraining.keys() - cfg.given})
+    # the corpus is not read: 40 passes over BERT's 3.3 billion words stand for --steps 0
+    steps = cfg.steps or round(EPOCHS * 3.3e9 / (cfg.length - 3) / cfg.batch)
     counts = count(arch, cfg)
     usual = layer_activations(cfg.length, cfg.hidden, cfg.ffn)
     activations = [usual + graph_activations(layer, cfg) for layer in arch]
     logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
     cost = training_cost(cfg, counts["parameters"], forward_flops(arch, cfg), activations, logits,
-                         cfg.steps, cfg.batch)
+                         steps, cfg.batch)
     print(json.dumps({"arch": cfg.arch, **counts, **cost}, indent=2))
 
 # --- command line ---------
@@ -2065,7 +1991,7 @@ def check(cfg, action):
 
 
 ACTIONS = {
-    "search": (search, "search for an architecture (Alg. 1)"),
+    "search": (run_search, "search for an architecture (Alg. 1)"),
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
     "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., glue, squad)", "TASKS"),
     "predict": (answer, "predict a file of yours (TSV, SQuAD JSON) with --init RUN/TASK", "FILE"),

@@ -24,7 +24,7 @@ PYTHON = {  # an operation of Table 1 as an expression of its operands
 }
 CALLS = {  # by what the network was trained for
     "words": "tokens, pairs = network(**batch, masked_positions=positions)\n"
-             "    # logits (M, V) at positions (M,) of ids.flatten(), and (B, 2) of the next sentence",
+             "    # logits (M, V) at positions (M,) of ids.flatten(); (B, 2) of the next sentence",
     "classes": "logits = network(batch)  # (B, labels), as in LABELS",
     "spans": "logits = network(batch)  # (B, T, 2), start and end of an answer",
 }
@@ -35,9 +35,9 @@ HEAD = '''"""A language model found by a search (AutoBERT-Zero, arXiv:2107.07445
     {call}
     states = network.encoder(**batch)  # (B, T, H), for a head of your own
 
-A batch has ids, segments (0 or 1): (B, T) int64, filled up with anything; lengths: (B,) real tokens.
+A batch has ids, segments (0 or 1): (B, T) int64, padded with anything; lengths: (B,) real tokens.
 A sequence is CLS, text, SEP or CLS, first, SEP, second, SEP, and has at most LENGTH tokens.
-The vocabulary is {vocabulary} beside this file, {case}.
+The vocabulary is {vocabulary} next to this file, {case}.
 The classes are those of autobert_zero.py, whose docstring lists the departures D1, D2, ... from
 the paper.
 B batch, T tokens, H hidden, N heads, D head dim, V vocabulary, E embedding, K kernel.
@@ -123,21 +123,21 @@ def sources(home, *names):
     """[source] of some classes and functions of the module `home` and of what they use, in its
     order."""
     todo = list(names)
-    found = {}  # name: (line, source); constants come first
+    result = {}  # name: (line, source); constants come first
     while todo:
         name = todo.pop()
         value = getattr(home, name, None)
-        if name in found:
+        if name in result:
             continue
         if isinstance(value, (int, float, tuple)):
-            found[name] = 0, f"{name} = {value}"
+            result[name] = 0, f"{name} = {value}"
         elif getattr(value, "__module__", None) == home.__name__:
             lines, line = inspect.getsourcelines(value)
             text = "".join(lines)
             text = text.replace("AttentionMixer(layer, ", "layer(")  # layer: a generated class
-            found[name] = line, "\n" + text
+            result[name] = line, "\n" + text
             todo += [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
-    return [text for _, text in sorted(found.values())]
+    return [text for _, text in sorted(result.values())]
 
 
 def expression(op, operands, axes):
