@@ -300,23 +300,16 @@ class Layer(nn.Module):
         self.ffn_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.dropout = nn.Dropout(dropout)
 
-    def project(self, x, weight, bias):
-        """Query, key and value, or some of them: (B, T, H) -> (1 to 3, B, N, T, D)."""
-        x = F.linear(x, weight.flatten(0, 2), bias.flatten())  # (B, T, 3 N D)
-        return x.unflatten(-1, bias.shape).permute(2, 0, 3, 1, 4)
-
     def forward(self, x, mask, positions=None, with_scores=False):
         """mask: (B, 1, 1, T), True at real tokens, or None. positions: (B, I), the tokens whose
         states are computed, or None for all. with_scores: also returns the input of the softmax,
         unmasked (B, N, T, T)."""
-        if positions is None:
-            query, key, value = self.project(x, self.qkv, self.qkv_bias)  # (B, N, T, D)
-        else:  # split, since the gradients of three slices would each be as large as the whole
-            query_weight, other_weights = self.qkv.split((1, 2))
-            query_bias, other_biases = self.qkv_bias.split((1, 2))
-            key, value = self.project(x, other_weights, other_biases)
-            x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
-            query, = self.project(x, query_weight, query_bias)  # (B, N, I, D)
+        projected = F.linear(x, self.qkv.flatten(0, 2), self.qkv_bias.flatten())  # (B, T, 3 N D)
+        projected = projected.unflatten(-1, self.qkv_bias.shape)  # (B, T, 3, N, D)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)  # (B, N, T, D)
+        if positions is not None:
+            x = x.take_along_dim(positions[..., None], 1)  # (B, I, H)
+            query = query.take_along_dim(positions[:, None, :, None], 2)  # (B, N, I, D)
         dropout = self.dropout.p if self.training else 0.0
         if with_scores:
             scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # (B, N, T, T)
