@@ -15,8 +15,8 @@ Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3
       Lat(.) of Eq. 4 -> Predictor             Alg. 2 -> propose, evolve
       Sec. 4.4 -> fast_candidates              Sec. 3.6 -> train_winners
       Table D.1 -> TABLE_D1                    Eq. 5, figures -> tests/claims
-Tour: search_space, leading, sub_model, train_step, pretrain, Predictor, propose, search. Skip at first:
-      other models as a start, fine-tuning, flags.
+Tour: search_space, leading, sub_model, train_step, pretrain, Predictor, propose, search. Skip at
+      first: other models as a start, fine-tuning, flags.
 There are 21 departures from the paper, D1 to D21: grep -n '# D[0-9]' autotinybert.py
 """
 import copy
@@ -777,7 +777,7 @@ if (Path(__file__).parent / "common").is_dir():
         Checkpoint, environment, keep_model, load_file, read_json, save_file, share_out,
         take_settings, write_atomic, write_json)
     from common.distributed import (
-        Pace, autocast, average_gradients, launch, layer_activations, micro_batch_range, move,
+        Pace, autocast, average_gradients, launch, layer_activations, move,
         on_main, per_second, pick_device, prefetch, print0, print_device_use, progress,
         reduce_mean, seed_everything, seed_of, send, set_accumulate,
         training_cost)
@@ -797,27 +797,33 @@ def schedule(step, steps, warmup):
     return (steps - step) / max(1, steps - rise)
 
 
-def text_batches(text, data, cfg, phase, position, size, count):
-    """Yield `count` batches of `size` sequences, from number `position` on, of the endless stream
-    of a phase from a Corpus: ids, token_type_ids (B, T), lengths (B,) or None without padding, and,
-    unless a teacher reads them, masked_positions and labels (B, I)."""
+def draw_text(text, data, cfg, phase, position, count):
+    """ids, token_type_ids (R, T) and lengths (R,) of `count` sequences, from number `position` on,
+    of the endless stream of a phase from a Corpus."""
     # D8: sequences are [CLS] A [SEP] B [SEP], where text B follows text A (or [CLS] A [SEP] of one
     # long sentence), so that fine-tuning meets a trained token type embedding; a tenth are shorter,
     # as in BERT, and there is no next-sentence loss. The paper does not say; its code has no pairs
-    pairs = text.segments(position, count * size, cfg.length - 3, seed_of(cfg.seed, phase))
-    columns = corpus.join(
+    pairs = text.segments(position, count, cfg.length - 3, seed_of(cfg.seed, phase))
+    return corpus.join(
         pairs.first, pairs.first_length, pairs.second, pairs.second_length, data.tokenizer)
-    for first in range(0, count * size, size):
-        ids, token_type_ids, lengths = [column[first:first + size] for column in columns]
-        if (lengths == cfg.length).all():
-            lengths = None
-        if data.teacher:
-            yield ids, token_type_ids, lengths
-            continue
-        generator = torch.Generator()
-        generator.manual_seed(seed_of(cfg.seed, phase, "mask", position + first))
-        masked, positions, labels = mask_tokens(ids, data.tokenizer, generator)
-        yield masked, token_type_ids, lengths, positions, labels
+
+
+def make_batch(columns, chosen, data, cfg, *key):
+    """A batch of the chosen sequences of draw_text: ids, token_type_ids (B, T), lengths (B,) or
+    None without padding, and, unless a teacher reads them, masked_positions and labels (B, I). T is
+    a multiple of 64, or --length. Masks are drawn from the key."""
+    ids, token_type_ids, lengths = [column[chosen] for column in columns]
+    width = min(cfg.length, 64 * math.ceil(lengths.max().item() / 64))
+    ids = ids[:, :width]
+    token_type_ids = token_type_ids[:, :width]
+    if (lengths == width).all():
+        lengths = None
+    if data.teacher:
+        return ids, token_type_ids, lengths
+    generator = torch.Generator()
+    generator.manual_seed(seed_of(cfg.seed, *key))
+    masked, positions, labels = mask_tokens(ids, data.tokenizer, generator)
+    return masked, token_type_ids, lengths, positions, labels
 
 
 def make_objective(data, cfg, batch):
@@ -841,9 +847,13 @@ def held_out_losses(model, data, cfg, examples=256, largest_batch=256):
     """[the loss of each batch] of so many held-out sequences, the same for all models."""
     model.eval()
     size = min(largest_batch, cfg.batch)
-    count = math.ceil(examples / size)
-    batches = text_batches(data.dev, data, cfg, "held out", 0, size, count)
-    losses = [make_objective(data, cfg, batch)(model) for batch in batches]
+    examples = size * math.ceil(examples / size)
+    columns = draw_text(data.dev, data, cfg, "held out", 0, examples)
+    losses = []
+    for first in range(0, examples, size):
+        chosen = slice(first, first + size)
+        batch = make_batch(columns, chosen, data, cfg, "held out", "mask", first)
+        losses.append(make_objective(data, cfg, batch)(model))
     model.train()
     return torch.stack(losses).tolist()  # here alone the host waits for a GPU
 
@@ -864,19 +874,19 @@ def score_mlm(model, data, cfg):
 def train_step(optimizer, batches, networks, data, cfg, ranks, *key):
     """One step of Alg. 1: (the mean loss of this process, the norm of the gradient).
 
-    batches: {number: micro-batch} of this process, of cfg.accumulate in all processes.
+    batches: {number: (weight, micro-batch)} of this process, of cfg.accumulate in all processes.
     networks(number): the networks whose mean loss on that micro-batch is minimised. key: dropout is
     drawn from it and the seed.
     """
     trained = [value for group in optimizer.param_groups for value in group["params"]]
     total = 0.0
     optimizer.zero_grad()  # Alg. 1, line 5
-    for number, batch in batches.items():  # Alg. 1, lines 3, 4 and 8
+    for number, (weight, batch) in batches.items():  # Alg. 1, lines 3, 4 and 8
         loss_of = make_objective(data, cfg, batch)
         parts = networks(number)
         for sample, part in enumerate(parts):  # Alg. 1, line 6
             seed_everything(cfg.seed, *key, number, sample)
-            loss = loss_of(part) / (len(batches) * len(parts))
+            loss = loss_of(part) * (weight / (len(batches) * len(parts)))
             loss.backward()  # Alg. 1, line 9
             total += loss.detach()
     for value in trained:
@@ -896,12 +906,25 @@ def steps_of(cfg, data, phase):
 
 
 def training_batches(data, cfg, phase, numbers, steps):
-    """Yield {number: micro-batch} of this process for each of the steps."""
+    """Yield {number: (weight, micro-batch)} of this process for each of the steps.
+
+    The sequences of a step are sorted by length into its --accumulate micro-batches, so that few
+    are padded. weight: tokens of a micro-batch, by the mean of the step's.
+    """
     size = cfg.batch // cfg.accumulate
     for step in steps:
-        position = (step * cfg.accumulate + numbers.start) * size
-        batches = text_batches(data.train, data, cfg, phase, position, size, len(numbers))
-        yield dict(zip(numbers, batches))
+        position = step * cfg.batch
+        columns = draw_text(data.train, data, cfg, phase, position, cfg.batch)
+        lengths = columns[2]
+        examples = lengths.argsort(stable=True).split(size)
+        batches = {}
+        for number in numbers:
+            chosen = examples[number]
+            weight = lengths[chosen].float().mean() / lengths.float().mean()
+            first = position + number * size
+            batch = make_batch(columns, chosen, data, cfg, phase, "mask", first)
+            batches[number] = (weight.item(), batch)
+        yield batches
 
 
 def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
@@ -922,7 +945,7 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
     folder.mkdir(parents=True, exist_ok=True)
     first = checkpoint.restore().get("step", 0)
     steps = range(first, steps_of(cfg, data, phase))
-    numbers = micro_batch_range(ranks, cfg.accumulate)  # of this process's micro-batches
+    numbers = range(ranks.rank, cfg.accumulate, ranks.size)  # of this process's micro-batches
     text = prefetch(training_batches(data, cfg, phase, numbers, steps))  # in a thread
     model.train()
     pace = Pace(ranks, cfg.save_minutes)

@@ -20,8 +20,9 @@ import autotinybert as atb
 from common import distributed
 from common.checkpoint import keep_model, load_file, read_json, read_jsonl, release_locks
 from common.cli import UserError
-from common.tokenization import WordPieceTokenizer
+from common.tokenization import WordPieceTokenizer, load_tokenizer
 from data import hf_models
+from data.corpus import Corpus
 
 BASE = atb.Config(preset="base")
 TINY = atb.Config(
@@ -225,17 +226,17 @@ def test_a_sub_model_trains_what_it_is_cut_from_and_nothing_else(variant, arch):
 
 
 def test_a_step_is_algorithm_1():
-    """The gradient is the average over N micro-batches and M sub-models, clipped; what none of them
-    used has zeros, not None, so that it decays (D6)."""
+    """The gradient is the weighted average over N micro-batches and M sub-models, clipped; what
+    none of them used has zeros, not None, so that it decays (D6)."""
     archs = list(map(atb.parse_arch, ("2-12-16-2-12", "1-8-8-1-6", "2-16-40-4-24")))
     ids, token_type_ids, lengths = tiny_batch()
     batches = [
-        [ids, token_type_ids, lengths, POSITIONS, LABELS],
-        [ids.flip(0), token_type_ids, None, POSITIONS, LABELS],
+        (0.8, [ids, token_type_ids, lengths, POSITIONS, LABELS]),
+        (1.2, [ids.flip(0), token_type_ids, None, POSITIONS, LABELS]),
     ]
     mirror = tiny_model()
-    losses = [atb.masked_loss(atb.sub_model(mirror, arch), batch)
-              for batch in batches for arch in archs]
+    losses = [weight * atb.masked_loss(atb.sub_model(mirror, arch), batch)
+              for weight, batch in batches for arch in archs]
     expected_loss = sum(losses) / len(losses)
     expected_loss.backward()
     expected = atb.make_optimizer(mirror, 0.1)
@@ -277,6 +278,30 @@ def test_masking_is_80_10_10_and_never_touches_special_tokens():
     now = changed.gather(1, positions)[masked]
     assert (now == 4).float().mean().item() == pytest.approx(0.8, abs=0.01)
     assert (now == labels[masked]).float().mean().item() == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_sequences_of_a_step_are_sorted_by_length(ready):
+    """Two processes together train on the sequences of one, each once. Short micro-batches are
+    cropped, full ones have no lengths."""
+    tokenizer = load_tokenizer(ready["corpus"])
+    data = atb.Data(CPU, tokenizer, Corpus(ready["corpus"], tokenizer))
+    cfg = dataclasses.replace(TINY, length=128, batch=96, accumulate=32)
+    columns = atb.draw_text(data.train, data, cfg, "further", 96, 96)
+    batches = {}
+    for numbers in (range(0, 32, 2), range(1, 32, 2)):
+        batches |= next(atb.training_batches(data, cfg, "further", numbers, [1]))
+    lengths = []
+    weights = []
+    for number in range(32):
+        weight, (ids, _, given, positions, labels) = batches[number]
+        weights.append(weight)
+        lengths += [ids.shape[1]] * 3 if given is None else given.tolist()
+        assert ids.shape[1] in (64, 128)
+        assert labels.shape == positions.shape == (3, round(0.15 * ids.shape[1]))
+    assert lengths == sorted(columns[2].tolist())
+    assert batches[0][1][0].shape[1] == 64
+    assert batches[31][1][2] is None
+    assert sum(weights) == pytest.approx(32)
 
 
 def test_distillation_loss_compares_scores_and_states_of_real_tokens():
