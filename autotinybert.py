@@ -124,7 +124,7 @@ class Config:
 
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
-DRAWS = 10_000  # random architectures that are tried for a generation of Alg. 2, at most
+DRAWS = 100  # random architectures, of which one within the limit is proposed
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
 CLIP = 1.0  # largest norm of the gradient
@@ -677,14 +677,25 @@ def roulette(lines, rng):
     return rng.choices(lines, [score - worst + offset for score in scores])[0]
 
 
+def smaller_arch(arch, space, rng):
+    """The architecture with one variable drawn again, from its smaller choices."""
+    genes = arch.genes
+    name = rng.choice([name for name, choices in space.items() if genes[name] != choices[0]])
+    choices = list(space[name])
+    genes[name] = rng.choice(choices[:choices.index(genes[name])])
+    return make_arch(**genes)
+
+
 def propose(history, number, cfg, predict, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
     history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score" and what
-    judge() returns; id, round, arch, score and diverged are read.
+    judge() returns; id, round, arch, score and diverged are read. The smallest architecture must be
+    within the limit.
     """
     # D3: all proposals are new and predicted within the limit, and there are fewer than S where
-    # 10,000 draws give no more; as printed, Alg. 2 can propose one twice, or one that is too slow
+    # 20 S turns give no more; as printed, Alg. 2 can propose one twice, or one that is too slow.
+    # If 100 random architectures are all too slow, variables of the last one are made smaller
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     parents = []
@@ -694,16 +705,22 @@ def propose(history, number, cfg, predict, limit):
     seen = {line["arch"] for line in history}
     proposals = []
 
-    def legal(arch):
-        return str(arch) not in seen and predict([arch])[0] <= limit
-
     def append(parent, arch):  # Alg. 2, line 9
-        if arch and legal(arch) and len(proposals) < cfg.population:
+        new = str(arch) not in seen and len(proposals) < cfg.population
+        if new and predict([arch])[0] <= limit:
             seen.add(str(arch))
             proposals.append((parent, arch))
 
-    fresh = filter(legal, (sample_arch(space, rng) for _ in range(DRAWS)))
-    for _ in range(DRAWS):
+    def draw():
+        """A random architecture within the limit."""
+        archs = [sample_arch(space, rng) for _ in range(DRAWS)]
+        within = [arch for arch, time in zip(archs, predict(archs)) if time <= limit]
+        arch = (within or archs)[-1]
+        while predict([arch])[0] > limit:
+            arch = smaller_arch(arch, space, rng)
+        return arch
+
+    for _ in range(20 * cfg.population):
         if len(proposals) == cfg.population:  # Alg. 2, line 5
             break
         if parents:
@@ -711,8 +728,7 @@ def propose(history, number, cfg, predict, limit):
             if rng.random() < MUTATION:  # Alg. 2, line 7
                 append(parent["id"], mutate(parse_arch(parent["arch"]), space, rng))
         if not parents or rng.random() < EXPLORATION:  # Alg. 2, line 8
-            append(None, next(fresh, None))
-    append(None, smallest_arch(space))  # if the draws have missed it; always within the limit
+            append(None, draw())
     return proposals
 
 # --- objective ------------

@@ -367,10 +367,12 @@ def test_algorithm_2(setting):
     assert all(line["parent"] is None for line in random_only)
 
 
-def test_a_generation_is_smaller_where_the_limit_leaves_no_more():
-    """D3: only the fastest architecture is within this one."""
-    fastest = pretended_latency(atb.smallest_arch(atb.search_space(TINY)))
-    assert len(played_search(dataclasses.replace(TINY, generations=2), fastest)) == 1
+@pytest.mark.parametrize("above, size", [(1.0, 1), (1.1, 25)])
+def test_first_generations_near_the_fastest_architecture(above, size):
+    """D3: there is no other within its own latency, but more than 25 are up to 10% slower."""
+    fastest = pretended_latency(atb.smallest_arch(atb.search_space(BASE)))
+    history = played_search(dataclasses.replace(BASE, generations=1), above * fastest)
+    assert len({line["arch"] for line in history}) == len(history) == size
 
 
 @pytest.mark.parametrize("variant", ["hat", "ils"])
