@@ -124,7 +124,7 @@ class Config:
 
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
-DRAWS = 100  # random architectures, of which one within the limit is proposed
+DRAWS = 100  # random architectures for one proposal
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
 CLIP = 1.0  # largest norm of the gradient
@@ -698,6 +698,8 @@ def propose(history, number, cfg, predict, limit):
     # If 100 random architectures are all too slow, variables of the last one are made smaller
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
+    if cfg.strategy == "fast":
+        return [(None, arch) for arch in fast_candidates(space, predict, limit)]
     parents = []
     if cfg.strategy == "evolution":  # Alg. 2, line 2: the first generation has no parents
         parents = [line for line in history
@@ -947,7 +949,7 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
     """Train a model on text, in place, and keep it in a folder. A model that is there is loaded.
 
     networks(step, number): the networks that a step trains on a micro-batch, the model or parts of
-    it. phase: "superplm" or "further". Raises Diverged, and Stop after SIGTERM, with the state
+    it. phase: "superplm" or "further_train". Raises Diverged, and Stop after SIGTERM, with the state
     saved in FOLDER.pt. The host waits for a GPU where it logs, evaluates and saves.
     """
     ranks = run.ranks
@@ -998,9 +1000,8 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
         if stop:
             raise Stop
     bar.close()
-    action = "superplm" if phase == "superplm" else "further_train"
     settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
-    on_main(ranks, keep_model, folder, action, settings, data.tokenizer, model=model)
+    on_main(ranks, keep_model, folder, phase, settings, data.tokenizer, model=model)
     checkpoint.remove()
 
 
@@ -1024,7 +1025,8 @@ def train_further(model, data, cfg, run, folder, warmup):
     if cfg.compile:
         torch.compiler.reset()  # after eight networks torch would give up
         model.encoder.compile()
-    pretrain(model, lambda step, number: [model], "further", data, cfg, run, folder, warmup)
+    pretrain(
+        model, lambda step, number: [model], "further_train", data, cfg, run, folder, warmup)
 
 
 # Where a model starts.
@@ -1065,14 +1067,9 @@ def start_model(arch, cfg, data, ranks, first="model"):
             cfg.init, cfg, arch, first, max([cfg.length, *lengths]))
         settings = read_json(folder / "config.json", dict).get("settings", {})
         variant = settings.get("variant", variant)
-        reason = arch and why_outside(parse_arch(arch), whole, variant)
-        if data.train and not data.teacher and "fit.weight" in weights:
-            reason = ("a distilled model has no masked-language-model head; use --setting distill "
-                      "or other tasks")
-        if reason:
+        if reason := arch and why_outside(parse_arch(arch), whole, variant):
             raise UserError(f"{folder}: {reason}")
         seed_everything(cfg.seed, "weights made anew")
-        fit = fit or len(weights.get("fit.weight", ()))
         model = LanguageModel(whole, vocab_size, cfg.dropout, fit, positions)
         loaded = hf_models.fill(model, weights, folder)
         if data.train or data.tasks:  # an export prints what it ignores
@@ -1186,8 +1183,8 @@ def finetune(cfg, text):
 
 
 def finetune_tasks(model, data, cfg, run):
-    """The result of a fine-tuning: what summarise() gives, the averages of Table 1, and the score
-    of MLM-saved."""
+    """The result of a fine-tuning: summarise()'s, the averages of Table 1, the score of
+    MLM-saved."""
     jobs = {}
     for name in data.tasks:
         settings = GRID if cfg.grid and name in glue.TASKS else [()]
@@ -1305,21 +1302,19 @@ def measure_latencies(cfg, folder):
 
 
 def fit_latency(cfg, folder):
-    """What predictor.pt keeps: the Predictor's weights, the limit and the reference's milliseconds,
-    and the mean relative error on a fifth of the architectures of a fit to the others."""
+    """The content of predictor.pt: the weights of a Predictor that is fitted to four fifths of the
+    architectures, its mean relative error on the others, the limit and the reference's
+    milliseconds."""
     times = measure_latencies(cfg, folder)
-    limit = times[cfg.reference] / cfg.speedup
+    reference = times[cfg.reference]
+    limit = reference / cfg.speedup
     top = parse_arch(cfg.largest)
-    archs = [arch for arch in map(parse_arch, times) if not why_outside(arch, top, cfg.variant)]
-
-    def fitted(archs):
-        return Predictor(cfg.latency_length).fit(archs, [times[str(arch)] for arch in archs])
-
+    known = {parse_arch(text): milliseconds for text, milliseconds in times.items()}
+    archs = [arch for arch in known if not why_outside(arch, top, cfg.variant)]
     unseen = archs[::5]
     seen = [arch for arch in archs if arch not in unseen] or unseen
-    guesses = fitted(seen)(unseen)
-    errors = [abs(guess / times[str(arch)] - 1) for arch, guess in zip(unseen, guesses)]
-    predict = fitted(archs)
+    predict = Predictor(cfg.latency_length).fit(seen, [known[arch] for arch in seen])
+    errors = [abs(guess / known[arch] - 1) for arch, guess in zip(unseen, predict(unseen))]
     smallest = smallest_arch(search_space(cfg))
     fastest, = predict([smallest])
     if fastest > limit:
@@ -1327,7 +1322,7 @@ def fit_latency(cfg, folder):
                         f"fastest, {smallest}, takes {fastest:.3g} ms here, and the limit is "
                         f"{limit:.3g} ms")
     return {"weights": predict.weights, "limit": limit, "error": statistics.fmean(errors),
-            "reference": times[cfg.reference]}
+            "reference": reference}
 
 
 def learn_latency(cfg, run):
@@ -1337,32 +1332,28 @@ def learn_latency(cfg, run):
     on_main(run.ranks, lambda: path.exists() or save_file(path, fit_latency(cfg, run.folder)))
     saved = load_file(path)
     print0(run.ranks,
-        f"latency, in {latency_clock(cfg)} time of {cfg.latency_batch} x {cfg.latency_length} "
-        f"tokens: {cfg.reference} takes {saved['reference']:.3g} ms; the limit of --speedup "
-        f"{cfg.speedup:g} is {saved['limit']:.3g} ms; "
-        f"the predictor's mean error is {100 * saved['error']:.1f}%")
+        f"latency ({latency_clock(cfg)} time, {cfg.latency_batch} x {cfg.latency_length} tokens): "
+        f"{cfg.reference} takes {saved['reference']:.3g} ms; the limit of --speedup "
+        f"{cfg.speedup:g} is {saved['limit']:.3g} ms; the predictor's mean error on unseen "
+        f"architectures is {100 * saved['error']:.1f}%")
     return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
     """Phase 3: Alg. 2, or another strategy. Returns the history, as propose() reads it."""
     history = []
-    fast = cfg.strategy == "fast"
-    for number in range(1 if fast else cfg.generations):  # Alg. 2, line 3
-        if fast:
-            archs = fast_candidates(search_space(cfg), predict, limit)
-            proposals = [(None, arch) for arch in archs]
-        else:
-            proposals = propose(history, number, cfg, predict, limit)
-        if fast and not proposals:
+    generations = 1 if cfg.strategy == "fast" else cfg.generations
+    for number in range(generations):  # Alg. 2, line 3
+        proposals = propose(history, number, cfg, predict, limit)
+        if not proposals and not history:
             raise UserError(f"--strategy fast: no candidate is within {limit:.2f} ms; take another")
-        archs = {str(len(history) + index): arch for index, (_, arch) in enumerate(proposals)}
+        archs = {str(index): arch for index, (_, arch) in enumerate(proposals, len(history))}
 
         def work(name):
             return judge(extract(superplm, archs[name], cfg.variant), data, cfg, run)
 
         results = share_out(run.ranks, list(archs), run.folder / "candidates",
-                            f"generation {number + 1}", work)  # Alg. 2, line 11
+                            f"generation {number + 1} of {generations}", work)  # Alg. 2, line 11
         for (parent, arch), result in zip(proposals, results):
             history.append({"id": len(history), "round": number, "parent": parent,
                             "arch": str(arch), "predicted_ms": round(predict([arch])[0], 6),
@@ -1377,8 +1368,8 @@ def evolve(superplm, predict, limit, data, cfg, run):
 
 
 def time_finalist(line, cfg):
-    """What best.json says of the latency of a line of the history: medians of five rounds, each of
-    which measures the reference too."""
+    """The latency of a line of the history, for best.json: medians of five rounds. Each round
+    measures the reference too."""
     rounds = time_together([cfg.reference, line["arch"]], cfg)
     speedups = sorted(base / took for base, took in zip(*rounds.values()))
     base, took = map(statistics.median, rounds.values())
@@ -1431,7 +1422,7 @@ def train_winners(superplm, finalists, data, cfg, run):
         try:  # without a warm-up, Sec. 4.1
             train_further(models[arch], data, cfg, run, run.folder / "further" / arch, warmup=0.0)
         except Diverged as error:  # judge() gives it the worst score
-            print0(run.ranks, error)
+            print0(run.ranks, f"further training diverged: {error}")
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg, run))
     best = max((line | result for line, result in zip(finalists, results)), key=score_of)
@@ -1548,7 +1539,7 @@ def further_train(cfg):
 
 
 def export(cfg, folder):
-    """Write --init's model (with its head), or its sub-model --arch, as a Hugging Face folder."""
+    """Write --init's model with its head, or its sub-model --arch, as a Hugging Face folder."""
     with launch(cfg.device, cfg.dtype) as ranks:
         tokenizer = load_tokenizer(cfg.tokenizer)
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
@@ -1662,6 +1653,15 @@ def read_arch(text, source):
 def check(cfg, action):
     """Complete the settings by what follows from flags alone. Raises UserError where they do not go
     together."""
+    if cfg.init and action in ("search", "evolve"):
+        # a model whose parts Alg. 1 has not trained is no SuperPLM, Sec. 3.4
+        folder, whole, *_ = read_model(cfg.init, cfg, first="superplm")
+        record = read_json(folder / "config.json", dict)
+        if record.get("action") != "superplm":
+            raise UserError(f"{folder}: no SuperPLM, the parts of this model were never trained; "
+                            f"make one with --superplm --init {cfg.init} --largest {whole}")
+        names = "largest", "smallest", "setting", "variant"
+        take_settings(cfg, record["settings"], folder, names)
     distills = cfg.setting == "distill"
     trains = action in ("search", "superplm", "evolve", "further_train")
     mistakes = {
@@ -1678,15 +1678,6 @@ def check(cfg, action):
             raise UserError(message)
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
-    if cfg.init and action in ("search", "evolve"):
-        # without its parts trained (Alg. 1) a model is no SuperPLM (Sec. 3.4)
-        folder, whole, *_ = read_model(cfg.init, cfg, first="superplm")
-        record = read_json(folder / "config.json", dict)
-        if record.get("action") != "superplm":
-            raise UserError(f"{folder}: no SuperPLM, the parts of this model were never trained; "
-                            f"make one with --superplm --init {cfg.init} --largest {whole}")
-        names = "largest", "smallest", "setting", "variant"
-        take_settings(cfg, record["settings"], folder, names)
     source = cfg.init or cfg.teacher
     if source and not cfg.tokenizer:
         cfg.tokenizer = str(hf_models.model_folder(source))
