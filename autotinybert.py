@@ -593,7 +593,7 @@ class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from
     measurements."""
     # D5: hundreds of measurements and least squares over a Transformer's costs; the paper has 10k
-    # and a feed-forward network (tests/claims compares them)
+    # and a feed-forward network
 
     def __init__(self, tokens, weights=None):
         self.tokens = tokens
