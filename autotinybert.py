@@ -795,10 +795,9 @@ if (Path(__file__).parent / "common").is_dir():
         Checkpoint, environment, keep_model, load_file, read_json, save_file, share_out,
         take_settings, write_atomic, write_json)
     from common.distributed import (
-        Pace, autocast, average_gradients, launch, layer_activations, move,
-        on_main, per_second, pick_device, prefetch, print0, print_device_use, progress,
-        reduce_mean, seed_everything, seed_of, send, set_accumulate,
-        training_cost)
+        Pace, autocast, average_gradients, launch, layer_activations, move, on_main, per_second,
+        pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
+        seed_of, send, set_accumulate, training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
         predict, print_summary, run_jobs, summarise)
@@ -1434,7 +1433,7 @@ def train_winners(superplm, finalists, data, cfg, run):
     return {**best, "parameters": count}
 
 
-# what a phase alone makes
+# the file that a phase alone makes
 MADE = {"superplm": "superplm/checkpoint.pt", "latency": "predictor.pt", "evolve": "best.json"}
 
 
