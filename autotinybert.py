@@ -11,12 +11,12 @@ Run:  python autotinybert.py --search --dry_run        two steps of every phase 
       torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
                --corpus TEXTS --glue GLUE --squad SQUAD    the paper's sizes and budget (Sec. 4.1)
 Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3 -> VARIANTS
-      Sec. 3.4, Figure 3 -> leading, sub_model    Alg. 1 -> draw_archs, update
+      Sec. 3.4, Figure 3 -> leading, sub_model    Alg. 1 -> draw_archs, train_step
       Lat(.) of Eq. 4 -> Predictor             Alg. 2 -> propose, evolve
       Sec. 4.4 -> fast_candidates              Sec. 3.6 -> train_winners
       Table D.1 -> TABLE_D1                    Eq. 5, figures -> tests/claims
-Tour: search_space, leading, sub_model, update, pretrain, Predictor, propose, search. Skip at first:
-      other models as a start, fine-tuning, flags.
+Tour: search_space, leading, sub_model, train_step, pretrain, Predictor, propose, search. Skip at
+      first: other models as a start, fine-tuning, flags.
 There are 21 departures from the paper, D1 to D21: grep -n '# D[0-9]' autotinybert.py
 """
 import copy
@@ -124,7 +124,7 @@ class Config:
 
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
-DRAWS = 10_000  # random architectures that are tried for a generation of Alg. 2, at most
+DRAWS = 100  # random architectures for one proposal
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
 CLIP = 1.0  # largest norm of the gradient
@@ -188,9 +188,10 @@ class Arch:
     @property
     def shapes(self):
         """[(d^f, h, d^q|k|v)] of the layers."""
-        sizes = [size if isinstance(size, tuple) else (size,) * self.layers
-                 for size in (self.ffn, self.heads, self.qkv)]
-        return list(zip(*sizes))
+        sizes = self.ffn, self.heads, self.qkv
+        if isinstance(self.ffn, tuple):
+            return list(zip(*sizes))
+        return [sizes] * self.layers
 
     @property
     def genes(self):
@@ -202,18 +203,14 @@ class Arch:
         return "-".join(map(str, dataclasses.astuple(self)))
 
 
-ARCH = re.compile(r"[1-9]\d*(-[1-9]\d*){4}")
-
-
 def parse_arch(text):
     """The Arch of a text such as 5-564-1054-8-512. Raises ValueError with the reason."""
-    if not ARCH.fullmatch(text.strip()):
+    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*){4}", text):
         raise ValueError(f"{text!r} is no architecture; write layers-hidden-ffn-heads-qkv, "
                          "such as 5-564-1054-8-512")
     arch = Arch(*map(int, text.split("-")))
     if arch.qkv % arch.heads:
-        raise ValueError(f"{text!r}: {arch.heads} heads do not divide the query/key/value width "
-                         f"{arch.qkv}")
+        raise ValueError(f"{arch}: its heads do not divide the width of query, key and value")
     return arch
 
 
@@ -230,17 +227,18 @@ def search_space(cfg):
     """
     low = parse_arch(cfg.smallest)
     high = parse_arch(cfg.largest)
-    if cfg.setting == "mlm":
-        width = high.qkv // high.heads
-        attention = [(heads, heads * width) for heads in range(low.heads, high.heads + 1)]
-    else:
+    heads = range(low.heads, high.heads + 1)
+    if cfg.setting == "distill":
+        heads = [high.heads]
         if low.qkv % high.heads:
             raise ValueError(f"--smallest {low}: its qkv must be a multiple of the {high.heads} "
                              f"heads of {high}")
-        attention = [(high.heads, qkv) for qkv in range(low.qkv, high.qkv + 1, high.heads)]
     if "SME" not in VARIANTS[cfg.variant]:
-        dividing = {heads for heads, _ in attention if high.qkv % heads == 0}
-        attention = [(heads, high.qkv) for heads in sorted(dividing)]
+        attention = [(count, high.qkv) for count in heads if high.qkv % count == 0]
+    elif cfg.setting == "mlm":
+        attention = [(count, count * (high.qkv // high.heads)) for count in heads]
+    else:
+        attention = [(high.heads, qkv) for qkv in range(low.qkv, high.qkv + 1, high.heads)]
     space = {
         "layers": range(low.layers, high.layers + 1),
         "hidden": range(low.hidden, high.hidden + 1, WIDTH_STEP),
@@ -253,26 +251,25 @@ def search_space(cfg):
     return space
 
 
-def make_arch(genes):
+def make_arch(layers, hidden, ffn, attention):
     """The inverse of Arch.genes."""
-    return Arch(genes["layers"], genes["hidden"], genes["ffn"], *genes["attention"])
+    return Arch(layers, hidden, ffn, *attention)
 
 
 def smallest_arch(space):
     """The smallest architecture, and so the fastest."""
-    return make_arch({name: choices[0] for name, choices in space.items()})
+    return make_arch(*(choices[0] for choices in space.values()))
 
 
 def sample_arch(space, rng, identical=True):
     """Draw all variables uniformly and independently. identical=False draws ffn and attention for
     each layer (HAT)."""
-    genes = {name: rng.choice(choices) for name, choices in space.items()}
+    arch = make_arch(*map(rng.choice, space.values()))
     if identical:
-        return make_arch(genes)
-    ffn = [rng.choice(space["ffn"]) for _ in range(genes["layers"])]
-    attention = [rng.choice(space["attention"]) for _ in range(genes["layers"])]
-    heads, qkv = zip(*attention)
-    return Arch(genes["layers"], genes["hidden"], tuple(ffn), heads, qkv)
+        return arch
+    ffn = [rng.choice(space["ffn"]) for _ in range(arch.layers)]
+    attention = [rng.choice(space["attention"]) for _ in range(arch.layers)]
+    return Arch(arch.layers, arch.hidden, tuple(ffn), *zip(*attention))
 
 
 def flops(arch, tokens=128):
@@ -303,23 +300,16 @@ class Layer(nn.Module):
         self.ffn_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.dropout = nn.Dropout(dropout)
 
-    def project(self, x, weight, bias):
-        """Query, key and value, or some of them: (B, T, H) -> (1 to 3, B, N, T, D)."""
-        x = F.linear(x, weight.flatten(0, 2), bias.flatten())  # (B, T, 3 N D)
-        return x.unflatten(-1, bias.shape).permute(2, 0, 3, 1, 4)
-
     def forward(self, x, mask, positions=None, with_scores=False):
         """mask: (B, 1, 1, T), True at real tokens, or None. positions: (B, I), the tokens whose
         states are computed, or None for all. with_scores: also returns the input of the softmax,
         unmasked (B, N, T, T)."""
-        if positions is None:
-            query, key, value = self.project(x, self.qkv, self.qkv_bias)  # (B, N, T, D)
-        else:  # split, since the gradients of three slices would each be as large as the whole
-            query_weight, other_weights = self.qkv.split((1, 2))
-            query_bias, other_biases = self.qkv_bias.split((1, 2))
-            key, value = self.project(x, other_weights, other_biases)
-            x = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))  # (B, I, H)
-            query, = self.project(x, query_weight, query_bias)  # (B, N, I, D)
+        projected = F.linear(x, self.qkv.flatten(0, 2), self.qkv_bias.flatten())  # (B, T, 3 N D)
+        projected = projected.unflatten(-1, self.qkv_bias.shape)  # (B, T, 3, N, D)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)  # (B, N, T, D)
+        if positions is not None:
+            x = x.take_along_dim(positions[..., None], 1)  # (B, I, H)
+            query = query.take_along_dim(positions[:, None, :, None], 2)  # (B, N, I, D)
         dropout = self.dropout.p if self.training else 0.0
         if with_scores:
             scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # (B, N, T, T)
@@ -349,7 +339,7 @@ class Encoder(nn.Module):
         self.position_embedding = nn.Embedding(positions, E)
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
-        self.project = nn.Linear(E, arch.hidden) if E != arch.hidden else None
+        self.project = nn.Linear(E, arch.hidden) if E != arch.hidden else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(arch.hidden, *shape, dropout) for shape in arch.shapes)
         self.pooler = nn.Linear(arch.hidden, arch.hidden)
@@ -367,8 +357,7 @@ class Encoder(nn.Module):
             mask = visible[:, None, None]  # (B, 1, 1, T)
         x = self.token_embedding(ids) + self.position_embedding.weight[:T]  # (B, T, E)
         x = self.dropout(self.norm(x + self.token_type_embedding(token_type_ids)))
-        if self.project is not None:
-            x = self.project(x)  # (B, T, H)
+        x = self.project(x)  # (B, T, H)
         for layer in self.layers[:-1]:
             x = layer(x, mask)
         return self.layers[-1](x, mask, positions, with_scores)
@@ -473,21 +462,21 @@ def draw_archs(cfg, step, micro_batch):
 def why_outside(arch, top, variant="ebl"):
     """None where `arch` can be cut out of `top`, which was trained as a row of Table 3, else the
     reason."""
-    ffn = max(ffn for ffn, _, _ in arch.shapes)
-    limits = {"layers": (arch.layers, top.layers), "hidden": (arch.hidden, top.hidden),
-              "ffn": (ffn, top.ffn)}
-    for name, (size, limit) in limits.items():
-        if size > limit:
-            return f"{name} {size} of {arch} is more than the {limit} of {top}"
-    for _, heads, qkv in arch.shapes:
-        if "SME" not in VARIANTS[variant]:
-            if qkv != top.qkv:
-                return (f"without sub-matrix extraction (--variant {variant}) all of qkv {top.qkv} "
-                        f"is used, not {qkv}")
-        elif heads > top.heads or qkv // heads > top.qkv // top.heads:
-            return (f"{heads} heads of {qkv // heads} of {arch} are not within {top.heads} of "
-                    f"{top.qkv // top.heads}")
-    return None
+    for ffn, heads, qkv in arch.shapes:
+        limits = {
+            "layers": (arch.layers, top.layers),
+            "hidden": (arch.hidden, top.hidden),
+            "ffn": (ffn, top.ffn),
+        }
+        if "SME" in VARIANTS[variant]:
+            limits["heads"] = heads, top.heads
+            limits["width of a head"] = qkv // heads, top.qkv // top.heads
+        elif qkv != top.qkv:
+            return (f"without sub-matrix extraction (--variant {variant}) all of qkv {top.qkv} is "
+                    f"used, not {qkv}")
+        for name, (size, limit) in limits.items():
+            if size > limit:
+                return f"{name} {size} of {arch} is more than the {limit} of {top}"
 
 
 AXES = {  # what cuts each axis: H hidden, F ffn, N heads, D head width, * nothing; a bias: first
@@ -522,7 +511,7 @@ def part_of(module, name, arch, layer=0):
     for key, child in module._modules.items():
         number = int(key) if name == "layers" else layer
         if number < arch.layers:  # the first l^t layers, Sec. 3.4
-            part._modules[key] = child and part_of(child, key, arch, number)
+            part._modules[key] = part_of(child, key, arch, number)
     if isinstance(part, nn.LayerNorm):
         part.normalized_shape = part.weight.shape
     return part
@@ -585,21 +574,18 @@ def time_model(arch, cfg):
     device = torch.device(cfg.latency_device)
     with device:
         encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length)).eval()
-        ids = torch.randint(64, (cfg.latency_batch, cfg.latency_length))
-    token_type_ids = torch.zeros_like(ids)
+        ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
     clock = time.process_time if latency_clock(cfg) == "CPU" else time.perf_counter
     threads = torch.get_num_threads()
     torch.set_num_threads(cfg.latency_threads)
     times = []
     for _ in range(2 + 9):
         start = clock()
-        encoder.pool(encoder(ids, token_type_ids))
+        encoder.pool(encoder(ids, ids))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1000 * (clock() - start))
     torch.set_num_threads(threads)
-    if not sum(times):
-        raise RuntimeError("the clock stands still: nothing can be timed")
     return statistics.fmean(sorted(times[2:])[2:-2])
 
 
@@ -607,43 +593,43 @@ class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from
     measurements."""
     # D5: hundreds of measurements and least squares over a Transformer's costs; the paper has 10k
-    # and a feed-forward network (tests/claims compares them)
+    # and a feed-forward network
 
     def __init__(self, tokens, weights=None):
         self.tokens = tokens
         self.weights = weights
 
-    def terms(self, archs):
+    def costs(self, archs):
         """(n, 11) costs of a token. Of each layer: projections, attention, feed-forward, softmax,
         LayerNorm, GELU, copies, calls; once: embeddings, pooler, start."""
-        rows = []
+        costs = []
         for layers, hidden, ffn, heads, qkv in map(dataclasses.astuple, archs):
-            of_a_layer = [hidden * qkv, self.tokens * qkv, hidden * ffn, heads * self.tokens,
-                          hidden, ffn, qkv, 1]
-            rows.append([*(layers * cost for cost in of_a_layer),
-                         hidden, hidden * hidden / self.tokens, 1])
-        return torch.tensor(rows).double()
+            each = [hidden * qkv, self.tokens * qkv, hidden * ffn, heads * self.tokens, hidden, ffn,
+                    qkv, 1]
+            once = [hidden, hidden * hidden / self.tokens, 1]
+            costs.append([layers * cost for cost in each] + once)
+        return torch.tensor(costs).double()
 
     def __call__(self, archs):
         """[milliseconds] of architectures."""
-        return (self.terms(archs) @ self.weights).tolist()
+        return (self.costs(archs) @ self.weights).tolist()
 
     def fit(self, archs, milliseconds):
         """Learn weights, none negative, by least squares of the relative errors. Returns itself."""
-        terms = self.terms(archs)
-        scale = terms.abs().amax(0)
-        examples = terms / scale / torch.tensor(milliseconds).double()[:, None]
-        kept = torch.ones(terms.shape[1], dtype=torch.bool)
+        examples = self.costs(archs) / torch.tensor(milliseconds).double()[:, None]
+        scale = examples.norm(dim=0)
+        ridge = 1e-3 * torch.eye(len(scale))  # similar costs get similar weights
+        examples = torch.cat([examples / scale, ridge])
+        goal = torch.zeros(len(examples), 1).double()
+        goal[:len(archs)] = 1  # examples @ weights = 1 is exact
+        weights = torch.zeros_like(scale)
+        kept = weights == 0
         while True:
-            chosen = examples[:, kept]
-            ridge = 1e-3 * torch.diag(chosen.norm(dim=0))  # similar terms get similar weights
-            goal = torch.zeros(len(examples) + len(ridge), 1, dtype=torch.double)
-            goal[:len(examples)] = 1  # examples @ weights = 1 is exact
-            weights = torch.zeros(len(kept), dtype=torch.double)
-            weights[kept] = torch.linalg.lstsq(torch.cat([chosen, ridge]), goal).solution[:, 0]
-            if not (weights < 0).any():
+            weights[kept] = torch.linalg.lstsq(examples[:, kept], goal).solution[:, 0]
+            if (weights >= 0).all():
                 break
             kept &= weights > weights.min()  # again without the most negative one
+            weights[~kept] = 0
         # the last bits of a fit vary from run to run, and a search is to be the same
         rounded = [float(f"{weight:.9g}") for weight in (weights / scale).tolist()]
         self.weights = torch.tensor(rounded).double()
@@ -655,14 +641,13 @@ def mutate(arch, space, rng):
     that is at most a tenth of its range away. (p_m decides whether an architecture mutates.)"""
     # D2: the step of Mut() and the probabilities of the roulette are ours; the paper gives neither
     genes = arch.genes
-    moving = [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]
-    for name in moving:
+    for name in [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]:
         choices = list(space[name])
         index = choices.index(genes[name])
         reach = max(1, len(choices) // 10)
         near = choices[max(0, index - reach):index] + choices[index + 1:index + reach + 1]
         genes[name] = rng.choice(near or choices)
-    return make_arch(genes)
+    return make_arch(**genes)
 
 
 def fast_candidates(space, predict, limit):
@@ -692,18 +677,29 @@ def roulette(lines, rng):
     return rng.choices(lines, [score - worst + offset for score in scores])[0]
 
 
+def smaller_arch(arch, space, rng):
+    """The architecture with one variable drawn again, from its smaller choices."""
+    genes = arch.genes
+    name = rng.choice([name for name, choices in space.items() if genes[name] != choices[0]])
+    choices = list(space[name])
+    genes[name] = rng.choice(choices[:choices.index(genes[name])])
+    return make_arch(**genes)
+
+
 def propose(history, number, cfg, predict, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
     history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score" and what
-    judge() returns; id, round, arch, score and diverged are read.
+    judge() returns; id, round, arch, score and diverged are read. The smallest architecture must be
+    within the limit.
     """
     # D3: all proposals are new and predicted within the limit, and there are fewer than S where
-    # 10,000 draws give no more; as printed, Alg. 2 can propose one twice, or one that is too slow
+    # 20 S turns give no more; as printed, Alg. 2 can propose one twice, or one that is too slow.
+    # If 100 random architectures are all too slow, variables of the last one are made smaller
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
-        return [(None, arch) for arch in fast_candidates(space, predict, limit) if number == 0]
+        return [(None, arch) for arch in fast_candidates(space, predict, limit)]
     parents = []
     if cfg.strategy == "evolution":  # Alg. 2, line 2: the first generation has no parents
         parents = [line for line in history
@@ -711,16 +707,22 @@ def propose(history, number, cfg, predict, limit):
     seen = {line["arch"] for line in history}
     proposals = []
 
-    def legal(arch):
-        return str(arch) not in seen and predict([arch])[0] <= limit
-
     def append(parent, arch):  # Alg. 2, line 9
-        if arch and legal(arch) and len(proposals) < cfg.population:
+        new = str(arch) not in seen and len(proposals) < cfg.population
+        if new and predict([arch])[0] <= limit:
             seen.add(str(arch))
             proposals.append((parent, arch))
 
-    fresh = filter(legal, (sample_arch(space, rng) for _ in range(DRAWS)))
-    for _ in range(DRAWS):
+    def draw():
+        """A random architecture within the limit."""
+        archs = [sample_arch(space, rng) for _ in range(DRAWS)]
+        within = [arch for arch, time in zip(archs, predict(archs)) if time <= limit]
+        arch = (within or archs)[-1]
+        while predict([arch])[0] > limit:
+            arch = smaller_arch(arch, space, rng)
+        return arch
+
+    for _ in range(20 * cfg.population):
         if len(proposals) == cfg.population:  # Alg. 2, line 5
             break
         if parents:
@@ -728,8 +730,7 @@ def propose(history, number, cfg, predict, limit):
             if rng.random() < MUTATION:  # Alg. 2, line 7
                 append(parent["id"], mutate(parse_arch(parent["arch"]), space, rng))
         if not parents or rng.random() < EXPLORATION:  # Alg. 2, line 8
-            append(None, next(fresh, None))
-    append(None, smallest_arch(space))  # if the draws have missed it; always within the limit
+            append(None, draw())
     return proposals
 
 # --- objective ------------
@@ -767,17 +768,20 @@ def distillation_loss(student, teacher, lengths):
     the states (B, T, W) and of the raw attention scores (B, N, T, T), equally weighted. lengths:
     (B,), or None without padding."""
     # D9: padding is no part of the means, since it depends on the batching, and a teacher's input
-    # is not masked; the paper does not print0, and the released code averages over padding
+    # is not masked; the paper does not say, and the released code averages over padding
     state_errors, score_errors = [(mine.float() - theirs.float()).square()
                                   for mine, theirs in zip(student, teacher)]
-    B, T, W = state_errors.shape
-    N = score_errors.shape[1]
-    positions = torch.arange(T, device=state_errors.device).expand(B, T)
-    real = positions < (T if lengths is None else lengths[:, None])  # (B, T)
-    pairs = (real[:, :, None] & real[:, None, :])[:, None]  # (B, 1, T, T)
-    score_loss = torch.where(pairs, score_errors, 0).sum() / (N * pairs.sum())
-    state_loss = torch.where(real[..., None], state_errors, 0).sum() / (W * real.sum())
-    return score_loss + state_loss
+    if lengths is None:
+        return state_errors.mean() + score_errors.mean()
+    positions = torch.arange(state_errors.shape[1], device=lengths.device)
+    real = positions < lengths[:, None]  # (B, T)
+    pairs = real[:, None, :, None] & real[:, None, None]  # (B, 1, T, T)
+
+    def mean(errors, counted):
+        counted = counted.expand_as(errors)
+        return torch.where(counted, errors, 0).sum() / counted.sum()
+
+    return mean(score_errors, pairs) + mean(state_errors, real[..., None])
 
 # --- training -------------
 
@@ -791,10 +795,9 @@ if (Path(__file__).parent / "common").is_dir():
         Checkpoint, environment, keep_model, load_file, read_json, save_file, share_out,
         take_settings, write_atomic, write_json)
     from common.distributed import (
-        Pace, autocast, average_gradients, launch, layer_activations, micro_batch_range, move,
-        on_main, per_second, pick_device, prefetch, print0, print_device_use, progress,
-        reduce_mean, seed_everything, seed_of, send, set_accumulate, stop_requested,
-        training_cost)
+        Pace, autocast, average_gradients, launch, layer_activations, move, on_main, per_second,
+        pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
+        seed_of, send, set_accumulate, training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
         predict, print_summary, run_jobs, summarise)
@@ -811,27 +814,33 @@ def schedule(step, steps, warmup):
     return (steps - step) / max(1, steps - rise)
 
 
-def text_batches(text, data, cfg, phase, position, size, count):
-    """Yield `count` batches of `size` sequences, from number `position` on, of the endless stream
-    of a phase from a Corpus: ids, token_type_ids (B, T), lengths (B,) or None without padding, and,
-    unless a teacher reads them, masked_positions and labels (B, I)."""
+def draw_text(text, data, cfg, phase, position, count):
+    """ids, token_type_ids (R, T) and lengths (R,) of `count` sequences, from number `position` on,
+    of the endless stream of a phase from a Corpus."""
     # D8: sequences are [CLS] A [SEP] B [SEP], where text B follows text A (or [CLS] A [SEP] of one
     # long sentence), so that fine-tuning meets a trained token type embedding; a tenth are shorter,
     # as in BERT, and there is no next-sentence loss. The paper does not say; its code has no pairs
-    pairs = text.segments(position, count * size, cfg.length - 3, seed_of(cfg.seed, phase))
-    ids, token_type_ids, lengths = corpus.join(
+    pairs = text.segments(position, count, cfg.length - 3, seed_of(cfg.seed, phase))
+    return corpus.join(
         pairs.segment_a, pairs.length_a, pairs.segment_b, pairs.length_b, data.tokenizer)
-    for first in range(0, count * size, size):
-        chosen = slice(first, first + size)
-        full = (lengths[chosen] == cfg.length).all()
-        inputs = [ids[chosen], token_type_ids[chosen], None if full else lengths[chosen]]
-        if data.teacher:
-            yield inputs
-            continue
-        generator = torch.Generator()
-        generator.manual_seed(seed_of(cfg.seed, phase, "mask", position + first))
-        masked, *targets = mask_tokens(inputs[0], data.tokenizer, generator)
-        yield [masked, *inputs[1:], *targets]
+
+
+def make_batch(columns, chosen, data, cfg, *key):
+    """A batch of the chosen sequences of draw_text: ids, token_type_ids (B, T), lengths (B,) or
+    None without padding, and, unless a teacher reads them, masked_positions and labels (B, I). T is
+    a multiple of 64, or --length. Masks are drawn from the key."""
+    ids, token_type_ids, lengths = [column[chosen] for column in columns]
+    width = min(cfg.length, 64 * math.ceil(lengths.max().item() / 64))
+    ids = ids[:, :width]
+    token_type_ids = token_type_ids[:, :width]
+    if (lengths == width).all():
+        lengths = None
+    if data.teacher:
+        return ids, token_type_ids, lengths
+    generator = torch.Generator()
+    generator.manual_seed(seed_of(cfg.seed, *key))
+    masked, positions, labels = mask_tokens(ids, data.tokenizer, generator)
+    return masked, token_type_ids, lengths, positions, labels
 
 
 def make_objective(data, cfg, batch):
@@ -855,9 +864,13 @@ def held_out_losses(model, data, cfg, examples=256, largest_batch=256):
     """[the loss of each batch] of so many held-out sequences, the same for all models."""
     model.eval()
     size = min(largest_batch, cfg.batch)
-    count = math.ceil(examples / size)
-    batches = text_batches(data.dev, data, cfg, "held out", 0, size, count)
-    losses = [make_objective(data, cfg, batch)(model) for batch in batches]
+    examples = size * math.ceil(examples / size)
+    columns = draw_text(data.dev, data, cfg, "held out", 0, examples)
+    losses = []
+    for first in range(0, examples, size):
+        chosen = slice(first, first + size)
+        batch = make_batch(columns, chosen, data, cfg, "held out", "mask", first)
+        losses.append(make_objective(data, cfg, batch)(model))
     model.train()
     return torch.stack(losses).tolist()  # here alone the host waits for a GPU
 
@@ -868,203 +881,209 @@ def score_mlm(model, data, cfg):
     # D12: masked words as a proxy task; after minutes of pre-training SQuAD and MNLI show nothing
     losses = held_out_losses(model.to(data.device), data, cfg, 1024, 64)
     loss = statistics.fmean(losses)
-    uniform = math.log(data.tokenizer.vocab_size)  # the loss of a uniform guess
     if not math.isfinite(loss):
         raise Diverged("MLM-saved: the loss is NaN or infinite")
+    uniform = math.log(data.tokenizer.vocab_size)  # the loss of a uniform guess
     return {"main": 1 - loss / uniform, "loss": loss,
             "standard_error": statistics.stdev(losses) / len(losses) ** 0.5 / uniform}
 
 
-def update(optimizer, batches, networks, data, cfg, ranks, *key):
+def train_step(optimizer, batches, networks, data, cfg, ranks, *key):
     """One step of Alg. 1: (the mean loss of this process, the norm of the gradient).
 
-    batches: {number: micro-batch} of this process, of cfg.accumulate in all processes.
+    batches: {number: (weight, micro-batch)} of this process, of cfg.accumulate in all processes.
     networks(number): the networks whose mean loss on that micro-batch is minimised. key: dropout is
     drawn from it and the seed.
     """
     trained = [value for group in optimizer.param_groups for value in group["params"]]
-    losses = []
+    total = 0.0
     optimizer.zero_grad()  # Alg. 1, line 5
-    for number, batch in batches.items():  # Alg. 1, lines 3, 4 and 8
+    for number, (weight, batch) in batches.items():  # Alg. 1, lines 3, 4 and 8
         loss_of = make_objective(data, cfg, batch)
         parts = networks(number)
         for sample, part in enumerate(parts):  # Alg. 1, line 6
             seed_everything(cfg.seed, *key, number, sample)
-            loss = loss_of(part) / (len(batches) * len(parts))
+            loss = loss_of(part) * (weight / (len(batches) * len(parts)))
             loss.backward()  # Alg. 1, line 9
-            losses.append(loss.detach())
+            total += loss.detach()
     for value in trained:
         if value.grad is None:  # no sub-model of this process uses it
             value.grad = torch.zeros_like(value)
     average_gradients(trained, ranks)
     norm = nn.utils.clip_grad_norm_(trained, CLIP)
     optimizer.step()  # Alg. 1, line 11
-    return sum(losses), norm
+    return total, norm
 
 
-def train_steps(model, optimizer, checkpoint, phase, networks, data, cfg, run, name, warmup):
-    """The steps of pretrain(), from the last save on: [[step, held-out loss]]. The host waits for a
-    GPU where it logs, evaluates and saves."""
-    ranks = run.ranks
-    one_shot = phase == "superplm"
-    steps = cfg.steps if one_shot else cfg.further_steps
-    saved = checkpoint.restore()
-    first = saved.get("step", 0)
-    curve = saved.get("curve", [])
-    numbers = micro_batch_range(ranks, cfg.accumulate)  # of this process's micro-batches
+def steps_of(cfg, data, phase):
+    """Steps of a training on text. 0 stands for passes over the corpus, Sec. 4.1."""
+    steps = cfg.steps if phase == "superplm" else cfg.further_steps
+    passes = 10 if cfg.arch and not cfg.init else 5  # from scratch like BERT-S*
+    return steps or math.ceil(passes * data.train.slots(cfg.length - 3) / cfg.batch)
+
+
+def training_batches(data, cfg, phase, numbers, steps):
+    """Yield {number: (weight, micro-batch)} of this process for each of the steps.
+
+    The sequences of a step are sorted by length into its --accumulate micro-batches, so that few
+    are padded. weight: tokens of a micro-batch, by the mean of the step's.
+    """
     size = cfg.batch // cfg.accumulate
-    positions = [(step * cfg.accumulate + numbers.start) * size for step in range(first, steps)]
-    text = prefetch(  # a thread makes the next step's batches
-        list(text_batches(data.train, data, cfg, phase, position, size, len(numbers)))
-        for position in positions)
+    for step in steps:
+        position = step * cfg.batch
+        columns = draw_text(data.train, data, cfg, phase, position, cfg.batch)
+        lengths = columns[2]
+        examples = lengths.argsort(stable=True).split(size)
+        batches = {}
+        for number in numbers:
+            chosen = examples[number]
+            weight = lengths[chosen].float().mean() / lengths.float().mean()
+            first = position + number * size
+            batch = make_batch(columns, chosen, data, cfg, phase, "mask", first)
+            batches[number] = (weight.item(), batch)
+        yield batches
+
+
+def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
+    """Train a model on text, in place, and keep it in a folder. A model that is there is loaded.
+
+    networks(step, number): the networks that a step trains on a micro-batch, the model or parts of
+    it. phase: "superplm" or "further_train". Raises Diverged, and Stop after SIGTERM, with the state
+    saved in FOLDER.pt. The host waits for a GPU where it logs, evaluates and saves.
+    """
+    ranks = run.ranks
+    name = folder.name
+    optimizer = make_optimizer(model.to(data.device), cfg.weight_decay)
+    state = folder.with_name(f"{name}.pt")
+    checkpoint = Checkpoint(state, ranks, model=model, optimizer=optimizer)
+    if (folder / "done.json").exists():
+        model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
+        return checkpoint.remove()
+    folder.mkdir(parents=True, exist_ok=True)
+    first = checkpoint.restore().get("step", 0)
+    steps = range(first, steps_of(cfg, data, phase))
+    numbers = range(ranks.rank, cfg.accumulate, ranks.size)  # of this process's micro-batches
+    text = prefetch(training_batches(data, cfg, phase, numbers, steps))  # in a thread
     model.train()
     pace = Pace(ranks, cfg.save_minutes)
-    bar = progress(ranks, steps, name, first)
+    bar = progress(ranks, steps.stop, name, first)
     start = time.perf_counter()
-    for step, batches in zip(range(first, steps), text):
-        lr = cfg.lr * schedule(step, steps, warmup)
+    for step, batches in zip(steps, text):
+        lr = cfg.lr * schedule(step, steps.stop, warmup)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        part, norm = update(optimizer, dict(zip(numbers, batches)),
-                            functools.partial(networks, step), data, cfg, ranks, name, step)
+        loss, norm = train_step(optimizer, batches, functools.partial(networks, step), data, cfg,
+                                ranks, name, step)
         bar.update(1)
         done = step + 1
         stop, save, log = pace()
         save = save or stop or done % cfg.save_every == 0
-        evaluates = done % cfg.eval_every == 0 or done == steps
+        last = done == steps.stop
+        evaluates = last or done % cfg.eval_every == 0
         if evaluates or log or save or done % 100 == 0:
-            loss, = reduce_mean(ranks, part.item())
+            loss, = reduce_mean(ranks, loss.item())
             speed = per_second((done - first) * cfg.batch * cfg.length, start)
             dev = {}
             if evaluates:
                 dev["loss"] = statistics.fmean(held_out_losses(model, data, cfg))
-                curve.append([done, dev["loss"]])
             if not math.isfinite(norm.item() + dev.get("loss", 0.0)):
                 raise Diverged(f"{name}: gradient norm {norm.item():.4g} at step {done}")
             mlm = {} if data.teacher else {"mlm_loss": loss}
             run.log(name, done, loss=loss, **mlm, lr=lr, tokens_per_second=speed, dev=dev)
-            bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed or "?")
+            bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
             if cfg.dry_run:
-                count = step_flops(cfg, model.encoder.arch, cfg.samples if one_shot else 0)
-                print_device_use(ranks, speed, count / cfg.length)
-        if save and done < steps:
-            checkpoint.save(step=done, curve=curve)
+                flops = step_flops(cfg, model.encoder.arch, phase == "superplm") / cfg.length
+                print_device_use(ranks, speed, flops)
+        if save and not last:
+            checkpoint.save(step=done)
         if stop:
             raise Stop
     bar.close()
-    return curve
-
-
-def pretrain(model, phase, networks, data, cfg, run, folder, warmup):
-    """Train the model in place and keep it in the folder, or load it from there: [[step, held-out
-    loss]].
-
-    phase: "superplm" or "further". networks(step, number): the networks that train the model on a
-    micro-batch. Raises Diverged, and Stop after SIGTERM, with the state saved in FOLDER.pt.
-    """
-    ranks = run.ranks
-    optimizer = make_optimizer(model.to(data.device), cfg.weight_decay)
-    state = folder.with_name(f"{folder.name}.pt")
-    checkpoint = Checkpoint(state, ranks, model=model, optimizer=optimizer)
-    if (folder / "curve.json").exists():
-        model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        curve = train_steps(model, optimizer, checkpoint, phase, networks, data, cfg, run,
-                            folder.name, warmup)
-        action = "superplm" if phase == "superplm" else "further_train"
-        settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
-        on_main(ranks, keep_model, folder, action, settings, data.tokenizer, model=model)
-        on_main(ranks, write_json, folder / "curve.json", {"curve": curve})  # last: all is there
+    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
+    on_main(ranks, keep_model, folder, phase, settings, data.tokenizer, model=model)
     checkpoint.remove()
-    return read_json(folder / "curve.json")["curve"]
 
 
-def train_superplm(data, cfg, run):
-    """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work."""
+def train_superplm(data, cfg, run, phase):
+    """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. A search takes that
+    of --init as it is."""
+    if cfg.init and phase != "superplm":
+        return start_model("", cfg, data, run.ranks, "superplm").to(data.device)
     model = start_model(cfg.largest, cfg, data, run.ranks)
 
     def networks(step, number):
         archs = draw_archs(cfg, step, number)  # Alg. 1, line 7
         return [sub_model(model, arch, cfg.variant) for arch in archs]
 
-    pretrain(model, "superplm", networks, data, cfg, run, run.folder / "superplm", cfg.warmup)
+    pretrain(model, networks, "superplm", data, cfg, run, run.folder / "superplm", cfg.warmup)
     return model
 
 
 def train_further(model, data, cfg, run, folder, warmup):
-    """Sec. 3.6: train one architecture as usual. Returns pretrain()'s curve."""
+    """Sec. 3.6: train one architecture as usual."""
     if cfg.compile:
         torch.compiler.reset()  # after eight networks torch would give up
         model.encoder.compile()
-    return pretrain(model, "further", lambda step, number: [model], data, cfg, run, folder, warmup)
+    pretrain(
+        model, lambda step, number: [model], "further_train", data, cfg, run, folder, warmup)
 
 
 # Where a model starts.
 
 
-def read_model(path, cfg, arch="", first="model"):
-    """(folder, Arch, {our name: weight}), as hf_models.read_model finds them."""
+def read_model(path, cfg, arch="", first="model", length=0):
+    """(folder, Arch, {our name: weight}, positions), as hf_models.read_model finds them. Raises
+    UserError where the model is too short for sequences of `length` tokens."""
     folder, text, weights = hf_models.read_model(path, cfg, arch, first)
-    return folder, read_arch(text, folder / "config.json"), weights
+    positions = len(weights.get("encoder.position_embedding.weight", ()))
+    if positions < length:
+        raise UserError(f"{folder}: its {positions} positions are too few for sequences of "
+                        f"{length} tokens; take a shorter --length or --finetune_length, or "
+                        "another model")
+    return folder, read_arch(text, folder / "config.json"), weights, positions
 
 
-def load_teacher(cfg, ranks, vocab_size, heads):
-    """The frozen Encoder of --teacher. Raises UserError where a student with so many heads cannot
-    learn from it."""
-    folder, arch, weights = read_model(cfg.teacher, cfg)
-    width = weights.get("encoder.token_embedding.weight", torch.zeros(1, 1)).shape[1]
-    positions = len(weights.get("encoder.position_embedding.weight", [0]))
-    if arch.heads != heads:
-        raise UserError(f"{folder}: the teacher has {arch.heads} heads and the student {heads}; "
-                        "attention is compared head by head")
-    if positions < cfg.length:
-        raise UserError(f"{folder}: its {positions} positions are too few for --length "
-                        f"{cfg.length}; take a shorter --length, or another teacher")
-    teacher = Encoder(arch, vocab_size, 0.0, positions, width)
+def load_teacher(cfg, ranks, tokenizer):
+    """The frozen Encoder of --teacher."""
+    folder, arch, weights, positions = read_model(cfg.teacher, cfg, length=cfg.length)
+    check_vocabulary(folder, tokenizer)
+    width = weights["encoder.token_embedding.weight"].shape[1]
+    teacher = Encoder(arch, tokenizer.vocab_size, 0.0, positions, width)
     loaded = hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, folder)
     print0(ranks, "teacher", loaded)
     return teacher.to(ranks.device).eval().requires_grad_(False)
-
-
-def new_model(arch, cfg, data, fit):
-    """A LanguageModel of the architecture (text) with new weights."""
-    seed_everything(cfg.seed, "weights", arch)
-    model = LanguageModel(parse_arch(arch), data.tokenizer.vocab_size, cfg.dropout, fit)
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if is_matrix(name):
-                value.mul_(cfg.init_std / 0.02)
-    return model
 
 
 def start_model(arch, cfg, data, ranks, first="model"):
     """A LanguageModel of --init's weights, cut to `arch` (text; "": as they are), or a new one.
     Raises UserError where the weights do not fit."""
     fit = data.teacher.arch.hidden if data.teacher else 0
-    if not cfg.init:
-        return new_model(arch, cfg, data, fit)
-    folder, whole, weights = read_model(cfg.init, cfg, arch, first)
-    positions = len(weights.get("encoder.position_embedding.weight", [0]))
-    lengths = [task.recipe.length for task in data.tasks.values() if task]
-    longest = max([cfg.length, *lengths])
-    variant = read_json(folder / "config.json", dict).get("settings", {}).get("variant", "ebl")
-    reason = arch and why_outside(parse_arch(arch), whole, variant)
-    if data.train and not data.teacher and "fit.weight" in weights:
-        reason = ("a distilled model has no masked-language-model head; use --setting distill or "
-                  "other tasks")
-    if (data.train or data.tasks) and positions < longest:
-        reason = (f"its {positions} positions are too few for sequences of {longest} tokens; take "
-                  "a shorter --length or --finetune_length, or a model with more")
-    if reason:
-        raise UserError(f"{folder}: {reason}")
-    seed_everything(cfg.seed, "weights made anew")
-    fit = fit or len(weights.get("fit.weight", ()))
-    model = LanguageModel(whole, data.tokenizer.vocab_size, cfg.dropout, fit, positions)
-    loaded = hf_models.fill(model, weights, folder)
-    if data.train or data.tasks:  # an export prints what it ignores
-        print0(ranks, loaded)
-    if arch in ("", str(whole)):
+    vocab_size = data.tokenizer.vocab_size
+    variant = "ebl"
+    if cfg.init:
+        lengths = [task.recipe.length for task in data.tasks.values() if task]
+        folder, whole, weights, positions = read_model(
+            cfg.init, cfg, arch, first, max([cfg.length, *lengths]))
+        settings = read_json(folder / "config.json", dict).get("settings", {})
+        variant = settings.get("variant", variant)
+        if reason := arch and why_outside(parse_arch(arch), whole, variant):
+            raise UserError(f"{folder}: {reason}")
+        seed_everything(cfg.seed, "weights made anew")
+        model = LanguageModel(whole, vocab_size, cfg.dropout, fit, positions)
+        loaded = hf_models.fill(model, weights, folder)
+        if data.train or data.tasks:  # an export prints what it ignores
+            print0(ranks, loaded)
+    else:
+        seed_everything(cfg.seed, "weights", arch)
+        model = LanguageModel(parse_arch(arch), vocab_size, cfg.dropout, fit)
+        for name, value in model.named_parameters():
+            if is_matrix(name):
+                value.data *= cfg.init_std / 0.02
+    heads = model.encoder.arch.heads
+    if data.teacher and data.teacher.arch.heads != heads:
+        raise UserError(f"--teacher {cfg.teacher}: it has {data.teacher.arch.heads} heads and the "
+                        f"student {heads}; attention is compared head by head")
+    if arch in ("", str(model.encoder.arch)):
         return model
     return extract(model, parse_arch(arch), variant)
 
@@ -1113,26 +1132,28 @@ def tuning(encoder, task, cfg, device, seed):
 
 def proxy_score(model, name, data, cfg, run):
     """Metrics on dev of a copy of the model that is fine-tuned on a proxy task. Raises Diverged."""
-    if name == "MLM-saved":
-        return score_mlm(model, data, cfg)
     task = data.tasks[name]
+    if not task:
+        return score_mlm(model, data, cfg)
     tuned, optimizer, rate, key = tuning(model.encoder, task, cfg, data.device, cfg.seed)
-    job = f"{model.encoder.arch} {name}"
-    state = fine_tune(tuned, task, optimizer, rate, cfg, data.device, key, run=run, job=job)
+    state = fine_tune(tuned, task, optimizer, rate, cfg, data.device, key, run=run,
+                      job=f"{model.encoder.arch} {name}")
     if state["diverged"]:
         raise Diverged(state["diverged"])
-    return task.score("dev", predict(tuned, task, "dev", cfg, data.device))
+    scores = task.score("dev", predict(tuned, task, "dev", cfg, data.device))
+    return {**scores, "standard_error": task.standard_error(scores["main"])}
 
 
-def train_task(model, task, setting, number, data, cfg, folder, run):
+def train_task(model, name, number, setting, data, cfg, folder, run):
     """One run of a task from the model's encoder; `folder` keeps the model and its predictions."""
+    task = data.tasks[name]
     if setting:
         task = copy.copy(task)
         task.recipe = dataclasses.replace(task.recipe, lr=setting[0], epochs=setting[1])
     tuned, optimizer, rate, key = tuning(model.encoder, task, cfg, data.device, cfg.seed + number)
     result, outputs = finetune_job(tuned, task, optimizer, rate, cfg, data.device, key, folder, run)
     if outputs:
-        settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), tasks=task.name)
+        settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), tasks=name)
         keep_model(folder, "finetune", settings, data.tokenizer, model=tuned)
     return {**result, "setting": setting}
 
@@ -1146,57 +1167,56 @@ def table_1(tasks):
             for column, names in columns.items() if {*names} <= tasks.keys()}
 
 
-def print_tuned(run, cfg):
-    mlm = run.finished["mlm"]
-    if mlm:
-        print0(run.ranks, mlm_words(mlm["main"], mlm["loss"]))
-    for column, score in run.finished["averages"].items():
-        print0(run.ranks, f"{column} of Table 1: {100 * score:.2f}")
-    print_summary(run, cfg)
-
-
 def finetune(cfg, text):
-    """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
+    """Fine-tune --init's model on tasks, --runs times, with --grid at each setting of Sec. 4.1;
+    TASK/ keeps the median run."""
     with launch(cfg.device, cfg.dtype) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
-        if run.finished:
-            return print_tuned(run, cfg)
-        model = start_model(cfg.arch, cfg, data, ranks)
-        mlm = score_mlm(model, data, cfg) if "MLM-saved" in data.tasks else None
-        jobs = {}
-        for name in data.tasks:
-            settings = GRID if cfg.grid and name in glue.TASKS else [()]
-            for number, setting in itertools.product(range(cfg.runs), settings):
-                if name != "MLM-saved":
-                    jobs["-".join(map(str, (name, number, *setting)))] = name, number, setting
+        if not run.finished:
+            run.finish(finetune_tasks(start_model(cfg.arch, cfg, data, ranks), data, cfg, run))
+        if mlm := run.finished["mlm"]:
+            print0(ranks, mlm_words(mlm["main"], mlm["loss"]))
+        for column, score in run.finished["averages"].items():
+            print0(ranks, f"{column} of Table 1: {100 * score:.2f}")
+        print_summary(run, cfg)
 
-        def work(job, _):
-            name, number, setting = jobs[job]
-            folder = run.folder / "jobs" / job
-            return train_task(model, data.tasks[name], setting, number, data, cfg, folder, run)
 
-        names = {job: name for job, (name, *_) in jobs.items()}
-        # from_mnli: no task starts from MNLI's model, as in the paper
-        results = run_jobs(ranks, run.folder, names, work, from_mnli=())
-        result = on_main(ranks, summarise, run.folder, results)
-        result["averages"] = table_1(result["tasks"])
-        result["mlm"] = mlm
-        run.finish(result)
-        print_tuned(run, cfg)
+def finetune_tasks(model, data, cfg, run):
+    """The result of a fine-tuning: summarise()'s, the averages of Table 1, the score of
+    MLM-saved."""
+    jobs = {}
+    for name in data.tasks:
+        settings = GRID if cfg.grid and name in glue.TASKS else [()]
+        for number, setting in itertools.product(range(cfg.runs), settings):
+            if name != "MLM-saved":
+                jobs["-".join(map(str, (name, number, *setting)))] = name, number, setting
+
+    def work(job, _):
+        return train_task(model, *jobs[job], data, cfg, run.folder / "jobs" / job, run)
+
+    mlm = score_mlm(model, data, cfg) if "MLM-saved" in data.tasks else None
+    names = {job: name for job, (name, *_) in jobs.items()}
+    # from_mnli: no task starts from MNLI's model, as in the paper
+    results = run_jobs(run.ranks, run.folder, names, work, from_mnli=())
+    result = on_main(run.ranks, summarise, run.folder, results)
+    return {**result, "averages": table_1(result["tasks"]), "mlm": mlm}
 
 
 def answer(cfg, path):
     """Answer a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        task = open_file(path, cfg, load_tokenizer(cfg.tokenizer or cfg.init), recipes())
-        _, arch, weights = read_model(cfg.init, cfg)
+        task = open_file(path, cfg, load_tokenizer(cfg.tokenizer), recipes())
+        _, arch, weights, positions = read_model(cfg.init, cfg)
         vocab_size = len(weights["encoder.token_embedding.weight"])
-        positions = len(weights["encoder.position_embedding.weight"])
         encoder = Encoder(arch, vocab_size, 0.0, positions)
         model = TaskModel(encoder, task.outputs, task.kind == "span")
         model.load_state_dict(weights)
         outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
         print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
+
+
+def score_of(line):
+    return line["score"]
 
 
 # The phases of --search.
@@ -1211,15 +1231,12 @@ def judge(model, data, cfg, run):
     result = {"score": -1.0, "error": 0.0, "scores": {}, "mlm_loss": None, "diverged": False}
     errors = []
     try:
-        for name, task in data.tasks.items():
+        for name in data.tasks:
             metrics = proxy_score(model, name, data, cfg, run)
-            main = metrics["main"]
-            result["scores"][name] = main
-            if task:
-                errors.append(task.standard_error(main))
-            else:
+            result["scores"][name] = metrics["main"]
+            errors.append(metrics["standard_error"])
+            if name == "MLM-saved":
                 result["mlm_loss"] = metrics["loss"]
-                errors.append(metrics["standard_error"])
         result["score"] = statistics.fmean(result["scores"].values())
         result["error"] = math.hypot(*errors) / len(errors)
     except Diverged:  # the worst score, and the search goes on
@@ -1241,14 +1258,6 @@ def score_words(line):
                      f"{name} {100 * score:.2f}%" for name, score in line["scores"].items())
 
 
-def ties(lines):
-    """Architectures whose score is less than twice the standard error of the difference below the
-    best one, as if scores were independent."""
-    best = max(lines, key=lambda line: line["score"])
-    return [line["arch"] for line in lines if line is not best
-            and best["score"] - line["score"] < 2 * math.hypot(best["error"], line["error"])]
-
-
 def latency_setting(cfg):
     """The settings and the machine that a measurement of an architecture holds for."""
     here = environment(pick_device(cfg.latency_device))
@@ -1260,68 +1269,59 @@ def latency_setting(cfg):
 
 def time_together(archs, cfg, rounds=5):
     """{arch (text): [milliseconds of each round]}. A round measures all, so that drift affects all
-    alike. Raises Stop after SIGTERM."""
+    alike."""
     times = {arch: [] for arch in archs}
     for arch in [*times] * rounds:
         times[arch].append(time_model(parse_arch(arch), cfg))
-        if stop_requested():
-            raise Stop
     return times
 
 
 def measure_latencies(cfg, folder):
-    """{arch (text): the lowest of its milliseconds} of random architectures, and of the smallest
-    and the reference, which are measured more often. latency.json keeps all measurements: a killed
-    run continues after the last one, --init takes those of another run with the same setting."""
+    """{arch (text): the lowest of its milliseconds} of the reference, the smallest and random
+    architectures. latency.json keeps all measurements: a killed run continues after the last one,
+    and --init takes those of another run with the same setting."""
     space = search_space(cfg)
+    rng = random.Random(f"{cfg.seed} latency")
+    archs = dict.fromkeys((cfg.reference, str(smallest_arch(space))))
+    while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
+        archs[str(sample_arch(space, rng))] = None
     setting = latency_setting(cfg)
     path = folder / "latency.json"
     times = {}
-    for source in [path, *[Path(cfg.init, "latency.json")] * bool(cfg.init)]:
+    for source in (Path(cfg.init or folder, "latency.json"), path):
         saved = read_json(source, dict) if source.exists() else {}
-        if not times and saved.get("setting") == setting:
+        if saved.get("setting") == setting:
             times = saved["milliseconds"]
-    limiting = cfg.reference, str(smallest_arch(space))
-    rounds = dict.fromkeys(limiting, max(5, cfg.latency_rounds))
-    rng = random.Random(f"{cfg.seed} latency")
-    while len(rounds) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
-        rounds.setdefault(str(sample_arch(space, rng)), cfg.latency_rounds)
-    jobs = [arch for done in range(max(rounds.values())) for arch in rounds
-            if len(times.get(arch, [])) <= done < rounds[arch]]
-    for arch in tqdm(jobs, desc="latency", disable=None):
-        milliseconds = time_model(parse_arch(arch), cfg)
-        if stop_requested():
-            raise Stop
-        times.setdefault(arch, []).append(milliseconds)
+    missing = [arch for done in range(cfg.latency_rounds) for arch in archs
+               if len(times.get(arch, ())) <= done]
+    for arch in tqdm(missing, desc="latency", disable=None):
+        times.setdefault(arch, []).append(time_model(parse_arch(arch), cfg))
         write_atomic(path, json.dumps({"setting": setting, "milliseconds": times}))
-    return {arch: min(times[arch]) for arch in sorted(rounds)}
+    return {arch: min(times[arch]) for arch in sorted(archs)}
 
 
 def fit_latency(cfg, folder):
-    """What predictor.pt keeps: the Predictor's weights, the limit and the reference's milliseconds,
-    and the mean relative error on a fifth of the architectures of a fit to the others."""
+    """The content of predictor.pt: the weights of a Predictor that is fitted to four fifths of the
+    architectures, its mean relative error on the others, the limit and the reference's
+    milliseconds."""
     times = measure_latencies(cfg, folder)
-    known = {parse_arch(text): milliseconds for text, milliseconds in times.items()}
+    reference = times[cfg.reference]
+    limit = reference / cfg.speedup
     top = parse_arch(cfg.largest)
-    inside = [arch for arch in known if not why_outside(arch, top, cfg.variant)]
-
-    def fitted(archs):
-        return Predictor(cfg.latency_length).fit(archs, [known[arch] for arch in archs])
-
-    unseen = inside[::5]
-    seen = [arch for arch in inside if arch not in unseen] or unseen
-    guesses = fitted(seen)(unseen)
-    errors = [abs(guess / known[arch] - 1) for arch, guess in zip(unseen, guesses)]
-    predict = fitted(inside)
+    known = {parse_arch(text): milliseconds for text, milliseconds in times.items()}
+    archs = [arch for arch in known if not why_outside(arch, top, cfg.variant)]
+    unseen = archs[::5]
+    seen = [arch for arch in archs if arch not in unseen] or unseen
+    predict = Predictor(cfg.latency_length).fit(seen, [known[arch] for arch in seen])
+    errors = [abs(guess / known[arch] - 1) for arch, guess in zip(unseen, predict(unseen))]
     smallest = smallest_arch(search_space(cfg))
-    fastest = max(known[smallest], *predict([smallest]))
-    limit = times[cfg.reference] / cfg.speedup
+    fastest, = predict([smallest])
     if fastest > limit:
         raise UserError(f"--speedup {cfg.speedup:g}: nothing in the search space is so fast; the "
                         f"fastest, {smallest}, takes {fastest:.3g} ms here, and the limit is "
                         f"{limit:.3g} ms")
     return {"weights": predict.weights, "limit": limit, "error": statistics.fmean(errors),
-            "reference": times[cfg.reference]}
+            "reference": reference}
 
 
 def learn_latency(cfg, run):
@@ -1331,10 +1331,10 @@ def learn_latency(cfg, run):
     on_main(run.ranks, lambda: path.exists() or save_file(path, fit_latency(cfg, run.folder)))
     saved = load_file(path)
     print0(run.ranks,
-        f"latency, in {latency_clock(cfg)} time of {cfg.latency_batch} x {cfg.latency_length} "
-        f"tokens: {cfg.reference} takes {saved['reference']:.3g} ms; the limit of --speedup "
-        f"{cfg.speedup:g} is {saved['limit']:.3g} ms; "
-        f"the predictor's mean error is {100 * saved['error']:.1f}%")
+        f"latency ({latency_clock(cfg)} time, {cfg.latency_batch} x {cfg.latency_length} tokens): "
+        f"{cfg.reference} takes {saved['reference']:.3g} ms; the limit of --speedup "
+        f"{cfg.speedup:g} is {saved['limit']:.3g} ms; the predictor's mean error on unseen "
+        f"architectures is {100 * saved['error']:.1f}%")
     return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
 
 
@@ -1344,42 +1344,45 @@ def evolve(superplm, predict, limit, data, cfg, run):
     generations = 1 if cfg.strategy == "fast" else cfg.generations
     for number in range(generations):  # Alg. 2, line 3
         proposals = propose(history, number, cfg, predict, limit)
-        if cfg.strategy != "fast" and len(proposals) < cfg.population:
-            print0(run.ranks,
-                f"generation {number + 1} has {len(proposals)} of {cfg.population} architectures: "
-                f"{DRAWS:,} draws gave no more within {limit:.3g} ms")
-        lines = [{"id": number_of_line, "round": number, "parent": parent, "arch": str(arch),
-                  "predicted_ms": round(predict([arch])[0], 6)}
-                 for number_of_line, (parent, arch) in enumerate(proposals, len(history))]
-        archs = {str(line["id"]): parse_arch(line["arch"]) for line in lines}
-        results = share_out(  # Alg. 2, line 11
-            run.ranks, list(archs), run.folder / "candidates",
-            f"generation {number + 1} of {generations}",
-            lambda name: judge(extract(superplm, archs[name], cfg.variant), data, cfg, run))
-        history += [{**line, **result} for line, result in zip(lines, results)]
-        if not history:
-            raise UserError(f"--strategy {cfg.strategy}: no candidate is within {limit:.2f} ms; "
-                            "take another")
+        if not proposals and not history:
+            raise UserError(f"--strategy fast: no candidate is within {limit:.2f} ms; take another")
+        archs = {str(index): arch for index, (_, arch) in enumerate(proposals, len(history))}
+
+        def work(name):
+            return judge(extract(superplm, archs[name], cfg.variant), data, cfg, run)
+
+        results = share_out(run.ranks, list(archs), run.folder / "candidates",
+                            f"generation {number + 1} of {generations}", work)  # Alg. 2, line 11
+        for (parent, arch), result in zip(proposals, results):
+            history.append({"id": len(history), "round": number, "parent": parent,
+                            "arch": str(arch), "predicted_ms": round(predict([arch])[0], 6),
+                            **result})
         text = "".join(json.dumps(line) + "\n" for line in history)
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl", text)
-        best = max(history, key=lambda line: line["score"])
+        best = max(history, key=score_of)
         run.log("evolve", number, candidates=len(history), best=best["score"])
         print0(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}, "
-                       f"predicted {best['predicted_ms']:.3g} ms: {score_words(best)}")
+                          f"predicted {best['predicted_ms']:.3g} ms: {score_words(best)}")
     return history
 
 
 def time_finalist(line, cfg):
-    """What best.json says of the latency of a line of the history: medians of five rounds, each of
-    which measures the reference too."""
+    """The latency of a line of the history, for best.json: medians of five rounds. Each round
+    measures the reference too."""
     rounds = time_together([cfg.reference, line["arch"]], cfg)
     speedups = sorted(base / took for base, took in zip(*rounds.values()))
     base, took = map(statistics.median, rounds.values())
     return {
-        "arch": line["arch"], "one_shot": line["score"], "milliseconds": took,
-        "limit_milliseconds": base / cfg.speedup, "reference": cfg.reference,
-        "reference_milliseconds": base, "speedup": statistics.median(speedups),
-        "speedup_range": [speedups[0], speedups[-1]], **latency_setting(cfg)}
+        "arch": line["arch"],
+        "one_shot": line["score"],
+        "milliseconds": took,
+        "limit_milliseconds": base / cfg.speedup,
+        "reference": cfg.reference,
+        "reference_milliseconds": base,
+        "speedup": statistics.median(speedups),
+        "speedup_range": [speedups[0], speedups[-1]],
+        **latency_setting(cfg),
+    }
 
 
 def confirm(history, cfg, run):
@@ -1387,23 +1390,20 @@ def confirm(history, cfg, run):
     --winners. Raises UserError where there is none."""
     # D4: the evolution checks the limit by predictions alone; here the winners are measured
     path = run.folder / "finalists.json"
+    winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
 
     def choose():
         ranked = [line for line in history if not line["diverged"]]
-        ranked.sort(key=lambda line: (-line["score"], line["id"]))
-        kept = []
-        for line in ranked:
-            measured = time_finalist(line, cfg)
-            if measured["milliseconds"] <= measured["limit_milliseconds"]:
-                kept.append(measured)
-            if len(kept) == cfg.winners:
-                break
-        if not kept:
+        ranked.sort(key=score_of, reverse=True)
+        measured = (time_finalist(line, cfg) for line in ranked)
+        within = (line for line in measured if line["milliseconds"] <= line["limit_milliseconds"])
+        finalists = list(itertools.islice(within, winners))
+        if not finalists:
             raise UserError(
                 f"--speedup {cfg.speedup:g}: of {len(history)} candidates predicted to meet it "
                 f"{len(history) - len(ranked)} have diverged (lower --finetune_lr), and no other "
                 "does when measured; the same command measures again")
-        write_json(path, {"finalists": kept})
+        write_json(path, {"finalists": finalists})
 
     on_main(run.ranks, lambda: path.exists() or choose())
     return read_json(path)["finalists"]
@@ -1420,67 +1420,56 @@ def train_winners(superplm, finalists, data, cfg, run):
         models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
         try:  # without a warm-up, Sec. 4.1
             train_further(models[arch], data, cfg, run, run.folder / "further" / arch, warmup=0.0)
-        except Diverged as error:
-            print0(run.ranks, f"{error}; its further training is ignored")
-            models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
+        except Diverged as error:  # judge() gives it the worst score
+            print0(run.ranks, f"further training diverged: {error}")
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg, run))
-    lines = [{**line, **result} for line, result in zip(finalists, results)]
-    best = max(lines, key=lambda line: line["score"])
+    best = max((line | result for line, result in zip(finalists, results)), key=score_of)
     model = models[best["arch"]]
     settings = dataclasses.replace(cfg, arch=best["arch"])
     on_main(run.ranks, keep_model, run.folder / "model", "search", settings, data.tokenizer,
             model=model)
     count = sum(value.numel() for value in model.encoder.parameters())
-    return {**best, "ties": ties(lines), "parameters": count}
+    return {**best, "parameters": count}
+
+
+# the file that a phase alone makes
+MADE = {"superplm": "superplm/checkpoint.pt", "latency": "predictor.pt", "evolve": "best.json"}
 
 
 def search(cfg, phase="search"):
     """All four phases, in one run folder, or phase "superplm", "latency" or "evolve" alone."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        evolves = phase in ("search", "evolve")
-        set_accumulate(cfg, ranks)
-        tasks = cfg.tasks if evolves else ""
+        searches = phase in ("search", "evolve")
+        tasks = cfg.tasks if searches else ""
         run, data = open_data(cfg, "search", ranks, phase != "latency", tasks)
         if run.finished:
-            return show_found(run, cfg)
-        end_phase = functools.partial(run.print_result, cfg, same=sorted(cfg.given - {"restart"}))
-        superplm = None
-        if cfg.init and evolves:
-            superplm = start_model("", cfg, data, ranks, "superplm").to(data.device)
-        trained = superplm or (run.folder / "superplm" / "curve.json").exists()
-        if phase == "evolve" and not (trained or cfg.dry_run):
+            return print_best(run, cfg)
+        trained = cfg.init or cfg.dry_run or (run.folder / "superplm" / "done.json").exists()
+        if phase == "evolve" and not trained:
             raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm, or give one "
                             "with --init")
         if phase != "superplm":  # first, so that a limit that nothing meets costs no training
             predict, limit = learn_latency(cfg, run)
-        if phase == "latency":
-            return end_phase("predictor.pt", "--search")
-        superplm = superplm or train_superplm(data, cfg, run)
-        if phase == "superplm":
-            return end_phase("superplm/checkpoint.pt", "--search")
-        history = evolve(superplm, predict, limit, data, cfg, run)
-        finalists = confirm(history, cfg, run)
-        if phase == "evolve":
-            best = {**finalists[0], "ties": ties(history)}
-        else:
-            best = train_winners(superplm, finalists, data, cfg, run)
-        best["evaluated"] = len(history)
-        best["search_seconds"] = round(sum(line["seconds"] for line in history), 1)
-        on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(best, indent=2))
-        if best["ties"]:
-            more = len(best["ties"]) - 5
-            print0(ranks, "scores within twice the standard error of the difference from the best: "
-                       f"{', '.join(best['ties'][:5])}"
-                       + f" and {more} more (best.json)" * (more > 0))
-        if phase == "evolve":
+        if phase != "latency":
+            superplm = train_superplm(data, cfg, run, phase)
+        if searches:
+            history = evolve(superplm, predict, limit, data, cfg, run)
+            finalists = confirm(history, cfg, run)
+            best = finalists[0]
+            if phase == "search":
+                best = train_winners(superplm, finalists, data, cfg, run)
+            best["evaluated"] = len(history)
+            best["search_seconds"] = round(sum(line["seconds"] for line in history), 1)
+            on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(best, indent=2))
+            if phase == "search":
+                run.finish(best)
+                return print_best(run, cfg)
             print0(ranks, latency_words(best, cfg))
-            return end_phase("best.json", "--search")
-        run.finish(best)
-        show_found(run, cfg)
+        run.print_result(cfg, MADE[phase], "--search", same=sorted(cfg.given - {"restart"}))
 
 
-def show_found(run, cfg):
+def print_best(run, cfg):
     """Print the result of a whole search, and the command that tunes its model on a task."""
     best = run.finished
     print0(run.ranks, f"{best['arch']}: {best['parameters']:,} parameters; {score_words(best)}")
@@ -1504,7 +1493,7 @@ def latency_words(best, cfg):
 
 def open_data(cfg, action, ranks, text=False, tasks=""):
     """(RunFolder, Data). text: text to train on. tasks: names; MLM-saved needs text too. Of a
-    finished run there is no Data."""
+    finished run there is no Data. cfg does not change from here on."""
     # D10: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt; the paper has
     # WordPiece
     # D13: 5% of the documents are held out, 1,000 at most; the paper does not say
@@ -1512,36 +1501,21 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
     if "MLM-saved" in names and cfg.setting == "distill":
         raise UserError("--tasks MLM-saved: --setting distill trains no head for it; give others, "
                         "as in --tasks SST-2")
+    kinds = {}
     if action == "finetune":
         cfg.tasks = ",".join(names)  # a setting of the run
+    else:
+        set_accumulate(cfg, ranks)
+        kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
     text = text or "MLM-saved" in names
     needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
              "glue": {*names} - {"SQuAD1.1", "MLM-saved"}}
-    folders = []
-    if needs["tokenizer"]:
-        folders = [hf_models.model_folder(path) for path in (cfg.init, cfg.teacher) if path]
-    if folders and not cfg.tokenizer:
-        cfg.tokenizer = str(folders[0])
     run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], tasks=names)
     if run.finished:
         return run, None
-    for folder in folders:
-        check_vocabulary(folder, data.tokenizer)
-    further = action == "further_train"
-    if text:
-        a_pass = data.train.slots(cfg.length - 3) / cfg.batch  # steps
-        cfg.steps = cfg.steps or math.ceil(5 * a_pass)
-        passes = 10 if further and not cfg.init else 5
-        cfg.further_steps = cfg.further_steps or math.ceil(passes * a_pass)
     run.save_settings(cfg)
     if text and cfg.setting == "distill":
-        arch = parse_arch(cfg.arch or cfg.largest)
-        if further and not cfg.arch:
-            arch = read_model(cfg.init, cfg)[1]
-        data.teacher = load_teacher(cfg, ranks, data.tokenizer.vocab_size, arch.heads)
-    kinds = {}
-    if action != "finetune":
-        kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
+        data.teacher = load_teacher(cfg, ranks, data.tokenizer)
     for name in names:
         data.tasks[name] = None if name == "MLM-saved" else on_main(
             ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds)
@@ -1551,50 +1525,48 @@ def open_data(cfg, action, ranks, text=False, tasks=""):
 def further_train(cfg):
     """Train --init's architecture, or one from scratch."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        set_accumulate(cfg, ranks)
         run, data = open_data(cfg, "further_train", ranks, text=True)
         if not run.finished:
             model = start_model(cfg.arch, cfg, data, ranks)
             warmup = 0.0 if cfg.init else cfg.warmup
-            curve = train_further(model, data, cfg, run, run.folder / "model", warmup)
-            run.finish({"arch": str(model.encoder.arch), "held_out": curve[-1][1]})
+            train_further(model, data, cfg, run, run.folder / "model", warmup)
+            loss = statistics.fmean(held_out_losses(model, data, cfg))
+            run.finish({"arch": str(model.encoder.arch), "held_out": loss})
         print0(ranks, f"{run.finished['arch']}: held-out loss {run.finished['held_out']:.4f}")
         target = f"{run.folder}-exported"
         run.print_result(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder, target))
 
 
 def export(cfg, folder):
-    """Write --init's model (with its head), or its sub-model --arch, as a Hugging Face folder."""
+    """Write --init's model with its head, or its sub-model --arch, as a Hugging Face folder."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        tokenizer = load_tokenizer(cfg.tokenizer or hf_models.model_folder(cfg.init))
+        tokenizer = load_tokenizer(cfg.tokenizer)
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
-        source, whole, weights = read_model(cfg.init, cfg, cfg.arch)
+        source, whole, weights, _ = read_model(cfg.init, cfg, cfg.arch)
         # without newly initialised weights, such as the MLM head that an ELECTRA lacks
         state = {name: value for name, value in model.state_dict().items()
                  if name in weights and not name.startswith("fit.")}
         arch = model.encoder.arch
-        head = {}
-        if arch == whole:
-            head = {name: value for name, value in weights.items() if name.startswith("head.")}
+        head = {name: value for name, value in weights.items()
+                if name.startswith("head.") and arch == whole}
         print0(ranks, on_main(ranks, hf_models.write_bert, folder, state, dataclasses.astuple(arch),
-                           model.encoder.dropout.p, tokenizer, source, head))
+                              model.encoder.dropout.p, tokenizer, source, head))
         others = sorted(weights.keys() - state.keys() - head.keys())
         if ignored := [name for name in others if not name.startswith("encoder.")]:
             print0(ranks, f"not exported: {', '.join(ignored)}")
 
 
-def step_flops(cfg, arch, samples):
-    """FLOPs of the forward passes of a sequence in a step: of `arch`, or of so many sub-models, by
-    the mean of 200."""
+def step_flops(cfg, arch, one_shot):
+    """FLOPs of the forward passes of a sequence in a step: of `arch`, or in one-shot training of
+    --samples sub-models, by the mean of 200."""
     archs = [arch]
-    if samples:
+    if one_shot:
         rng = random.Random(0)
-        space = search_space(cfg)
-        archs = [sample_arch(space, rng) for _ in range(200)]
+        archs = [sample_arch(search_space(cfg), rng) for _ in range(200)]
     masked = round(MASK_RATE * cfg.length)  # the head runs at masked positions alone
     counts = [flops(each, cfg.length) + 2 * masked * each.hidden * (each.hidden + cfg.vocab_size)
               for each in archs]
-    return (samples or 1) * statistics.fmean(counts)
+    return (cfg.samples if one_shot else 1) * statistics.fmean(counts)
 
 
 def describe(cfg):
@@ -1603,32 +1575,28 @@ def describe(cfg):
     vocab_size = cfg.vocab_size
     positions = 512
     if cfg.init:
-        _, whole, weights = read_model(cfg.init, cfg)
+        _, whole, weights, positions = read_model(cfg.init, cfg)
         arch = arch if cfg.arch else whole
         vocab_size = len(weights["encoder.token_embedding.weight"])
-        positions = len(weights["encoder.position_embedding.weight"])
     parts = parameters(arch, vocab_size, positions)
-    alone = cfg.arch or cfg.init  # a sub-model is trained, not the SuperPLM
-    steps = (cfg.further_steps if alone else cfg.steps) or 1000  # 0: the corpus decides
+    count = sum(parts.values())
+    one_shot = not (cfg.arch or cfg.init)
+    steps = (cfg.steps if one_shot else cfg.further_steps) or 1000  # 0: the corpus decides
     activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]
-    cost = training_cost(
-        cfg, sum(parts.values()), step_flops(cfg, arch, 0 if alone else cfg.samples), activations,
-        round(MASK_RATE * cfg.length) * vocab_size, steps, cfg.batch)
+    logits = round(MASK_RATE * cfg.length) * vocab_size
     times = time_together([cfg.reference, str(arch)], cfg, rounds=3)
-    base = statistics.median(times[cfg.reference])
-    took = statistics.median(times[str(arch)])
+    milliseconds = {name: statistics.median(rounds) for name, rounds in times.items()}
     print(json.dumps({
-        "arch": str(arch), "parameters": sum(parts.values()), "parts": parts,
+        "arch": str(arch), "parameters": count, "parts": parts,
         "flops": flops(arch, cfg.latency_length),
         "flops_counting": f"matrix products of encoder and pooler, {cfg.latency_length} tokens, "
                           "2 for a multiply-add",
-        "measured_ms": took, "reference": cfg.reference, "reference_ms": base,
-        "speedup": base / took, "latency": latency_setting(cfg),
-        "space": {"setting": cfg.setting,
-                  "architectures": math.prod(map(len, search_space(cfg).values()))},
-        "days_counting": "arithmetic alone; small micro-batches on a GPU are bound by the launches "
-                         "of kernels, and can take five times as long",
-        **cost,
+        "milliseconds": milliseconds,
+        "speedup": milliseconds[cfg.reference] / milliseconds[str(arch)],
+        "latency": latency_setting(cfg),
+        "architectures": math.prod(map(len, search_space(cfg).values())),
+        **training_cost(cfg, count, step_flops(cfg, arch, one_shot), activations, logits, steps,
+                        cfg.batch),
     }, indent=2))
 
 # --- command line ---------
@@ -1673,45 +1641,26 @@ ACTIONS = {
 
 def read_arch(text, source):
     """The Arch of a text or of a best.json. Raises UserError, which names the source."""
+    if text.endswith(".json"):
+        text = read_json(text, dict).get("arch")
     try:
-        if text.endswith(".json"):
-            text = json.loads(Path(text).read_text())["arch"]
         return parse_arch(text)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise UserError(f"{source}: no architecture is here ({error})") from None
 
 
-def take_space(cfg):
-    """Search where --init's SuperPLM was trained. Raises UserError where a flag says otherwise, and
-    for a plain model, whose parts Alg. 1 has not trained (Sec. 3.4)."""
-    folder, whole, _ = read_model(cfg.init, cfg, first="superplm")
-    record = read_json(folder / "config.json", dict)
-    if record.get("action") != "superplm":
-        raise UserError(f"{folder}: no SuperPLM, the parts of this model were never trained; make "
-                        f"one of it with --superplm --init {cfg.init} --largest {whole}")
-    names = "largest", "smallest", "setting", "variant"
-    take_settings(cfg, record["settings"], folder, names)
-
-
 def check(cfg, action):
-    """Raise UserError where settings do not go together."""
+    """Complete the settings by what follows from flags alone. Raises UserError where they do not go
+    together."""
     if cfg.init and action in ("search", "evolve"):
-        take_space(cfg)
-    if action in PHASES and "out" not in cfg.given:
-        cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
-    cfg.winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
-    for name in ("arch", "largest", "smallest", "reference"):
-        text = getattr(cfg, name)
-        if text or name != "arch":
-            setattr(cfg, name, str(read_arch(text, f"--{name} {text}")))  # also of a best.json
-    if cfg.init and action == "superplm":  # before the corpus is prepared
-        folder, whole, _ = read_model(cfg.init, cfg, cfg.largest)
-        if reason := why_outside(parse_arch(cfg.largest), whole):
-            raise UserError(f"{folder}: {reason}; give --largest {whole}, or a part of it")
-    try:
-        search_space(cfg)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+        # a model whose parts Alg. 1 has not trained is no SuperPLM, Sec. 3.4
+        folder, whole, *_ = read_model(cfg.init, cfg, first="superplm")
+        record = read_json(folder / "config.json", dict)
+        if record.get("action") != "superplm":
+            raise UserError(f"{folder}: no SuperPLM, the parts of this model were never trained; "
+                            f"make one with --superplm --init {cfg.init} --largest {whole}")
+        names = "largest", "smallest", "setting", "variant"
+        take_settings(cfg, record["settings"], folder, names)
     distills = cfg.setting == "distill"
     trains = action in ("search", "superplm", "evolve", "further_train")
     mistakes = {
@@ -1726,6 +1675,18 @@ def check(cfg, action):
     for message, mistake in mistakes.items():
         if mistake:
             raise UserError(message)
+    if action in PHASES and "out" not in cfg.given:
+        cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
+    source = cfg.init or cfg.teacher
+    if source and not cfg.tokenizer:
+        cfg.tokenizer = str(hf_models.model_folder(source))
+    for name in ("arch", "largest", "smallest", "reference"):
+        if text := getattr(cfg, name):
+            setattr(cfg, name, str(read_arch(text, f"--{name} {text}")))  # also of a best.json
+    try:
+        search_space(cfg)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def main(argv=None):

@@ -5,12 +5,10 @@ import functools
 import itertools
 import json
 import math
-import os
 import random
+import shlex
 import subprocess
 import sys
-import shlex
-import signal
 import types
 
 import pytest
@@ -22,13 +20,20 @@ import autotinybert as atb
 from common import distributed
 from common.checkpoint import keep_model, load_file, read_json, read_jsonl, release_locks
 from common.cli import UserError
-from common.tokenization import WordPieceTokenizer
+from common.tokenization import WordPieceTokenizer, load_tokenizer
 from data import hf_models
+from data.corpus import Corpus
 
 BASE = atb.Config(preset="base")
 TINY = atb.Config(
-    largest="3-24-40-4-24", smallest="1-8-8-1-8", dropout=0.0, vocab_size=50, length=16, batch=8,
-    accumulate=2)
+    largest="3-24-40-4-24",
+    smallest="1-8-8-1-8",
+    dropout=0.0,
+    vocab_size=50,
+    length=16,
+    batch=8,
+    accumulate=2,
+)
 DISTILL = dataclasses.replace(TINY, setting="distill")
 POSITIONS = torch.tensor([[1, 2], [0, 3], [0, 1]])  # masked ones of tiny_batch
 LABELS = torch.tensor([[5, 6], [7, 8], [9, -100]])
@@ -37,10 +42,10 @@ HERE = distributed.Ranks(0, 1, CPU)
 close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
-def tiny_model(cfg=TINY, fit=0, seed=0):
+def tiny_model(fit=0, seed=0, vocab_size=50):
     """A small SuperPLM whose biases and LayerNorms are random too."""
     torch.manual_seed(seed)
-    model = atb.LanguageModel(atb.parse_arch(cfg.largest), cfg.vocab_size, 0.0, fit)
+    model = atb.LanguageModel(atb.parse_arch(TINY.largest), vocab_size, 0.0, fit)
     with torch.no_grad():
         for value in model.parameters():
             value.normal_(std=0.3)
@@ -53,6 +58,11 @@ def tiny_batch():
     return ids, (ids > 25).long(), torch.tensor([9, 6, 2])
 
 
+def gathered(states):
+    """The states at POSITIONS."""
+    return states.gather(1, POSITIONS[..., None].expand(-1, -1, states.shape[-1]))
+
+
 # --- search space ---------
 
 @pytest.mark.parametrize("setting, size", [("mlm", 11_391_072), ("distill", 47_462_800)])
@@ -61,13 +71,11 @@ def test_the_space_is_that_of_table_b1(setting, size):
     cfg = dataclasses.replace(BASE, setting=setting)
     space = atb.search_space(cfg)
     assert math.prod(map(len, space.values())) == size
+    assert space["layers"] == range(1, 9)
+    assert space["hidden"] == range(128, 769, 4)
+    assert space["ffn"] == range(128, 3073, 4)
     rng = random.Random(0)
-    archs = [atb.sample_arch(space, rng) for _ in range(5000)]
-    assert {arch.layers for arch in archs} == set(range(1, 9))
-    assert {(arch.heads, arch.qkv) for arch in archs} == set(space["attention"])
-    for arch in archs:
-        assert arch.hidden in range(128, 769, 4)
-        assert arch.ffn in range(128, 3073, 4)
+    for arch in [atb.sample_arch(space, rng) for _ in range(1000)]:
         assert arch.qkv == 64 * arch.heads if setting == "mlm" else arch.heads == 12
         assert atb.why_outside(arch, atb.parse_arch(cfg.largest)) is None
 
@@ -97,7 +105,8 @@ def test_mutation_stays_in_the_space_and_reaches_every_variable(cfg):
     ("4-256-480-12-192", 9.79),
 ])
 def test_parameter_counts(text, millions):
-    assert round(sum(atb.parameters(atb.parse_arch(text), 30522).values()) / 1e6, 2) == millions
+    count = sum(atb.parameters(atb.parse_arch(text), 30522).values())
+    assert round(count / 1e6, 2) == millions
 
 
 def test_flops_of_bert_base():
@@ -106,11 +115,15 @@ def test_flops_of_bert_base():
 
 # --- extraction -----------
 
-CASES = [("ebl", atb.parse_arch(text)) for text in ("2-11-13-3-15", "3-24-40-4-24", "1-1-1-1-1")]
-CASES += [("ils", atb.parse_arch("3-23-39-2-24"))]
-for base, variant_, step_ in itertools.product((TINY, DISTILL), atb.VARIANTS, range(3)):
+CASES = [
+    ("ebl", atb.parse_arch("2-11-13-3-15")),
+    ("ebl", atb.parse_arch("3-24-40-4-24")),
+    ("ebl", atb.parse_arch("1-1-1-1-1")),
+    ("ils", atb.parse_arch("3-23-39-2-24")),
+]
+for base, variant_ in itertools.product((TINY, DISTILL), atb.VARIANTS):
     drawn_from = dataclasses.replace(base, variant=variant_)
-    CASES.append((variant_, atb.draw_archs(drawn_from, step_, 0)[0]))
+    CASES.append((variant_, atb.draw_archs(drawn_from, 0, 0)[0]))
 
 
 @pytest.mark.parametrize("variant, arch", CASES, ids=str)
@@ -132,11 +145,10 @@ def test_padding_and_masked_positions_change_nothing(arch):
     ids, token_type_ids, lengths = tiny_batch()
     encoder = atb.sub_model(tiny_model(), atb.parse_arch(arch)).encoder
     states = encoder(ids, token_type_ids, lengths)
-    chosen = states.gather(1, POSITIONS[..., None].expand(-1, -1, states.shape[-1]))
-    close(encoder(ids, token_type_ids, lengths, POSITIONS), chosen)
-    for row, length in enumerate(lengths.tolist()):
-        alone = encoder(ids[row:row + 1, :length], token_type_ids[row:row + 1, :length])
-        close(states[row:row + 1, :length], alone)
+    close(encoder(ids, token_type_ids, lengths, POSITIONS), gathered(states))
+    for index, length in enumerate(lengths.tolist()):
+        alone = encoder(ids[[index], :length], token_type_ids[[index], :length])
+        close(states[[index], :length], alone)
 
 
 @pytest.mark.parametrize("heads, width, rows", [
@@ -160,7 +172,7 @@ def test_figure_3(heads, width, rows):
     ("4-24-40-4-24", "ebl", "layers"),
     ("3-28-40-4-24", "ebl", "hidden"),
     ("3-24-44-4-24", "ebl", "ffn"),
-    ("3-24-40-2-24", "ebl", "heads of 12"),
+    ("3-24-40-2-24", "ebl", "width of a head"),
     ("3-24-40-2-12", "ils", "all of qkv 24"),
 ])
 def test_architectures_outside_the_superplm_are_refused(text, variant, reason):
@@ -181,72 +193,66 @@ def test_architectures_follow_from_step_and_micro_batch():
 def test_weight_decay_is_berts():
     """None on biases and LayerNorms. The pooler, which the loss does not read, is not trained."""
     model = tiny_model()
-    names = {id(value): name for name, value in model.named_parameters() if "pooler" not in name}
-    groups = atb.make_optimizer(model, 0.1).param_groups
-    decayed, plain = ({names.pop(id(value)) for value in group["params"]} for group in groups)
+    names = {value: name for name, value in model.named_parameters() if "pooler" not in name}
+    decayed, plain = atb.make_optimizer(model, 0.1).param_groups
+    assert decayed["weight_decay"] == 0.1
+    assert plain["weight_decay"] == 0.0
+    undecayed = {names.pop(value) for value in plain["params"]}
+    assert undecayed == {name for name in undecayed if "bias" in name or "norm" in name}
+    rest = {names.pop(value) for value in decayed["params"]}
+    assert not any("bias" in name or "norm" in name for name in rest)
     assert not names
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    assert all("bias" in name or "norm" in name for name in plain)
-    assert not any("bias" in name or "norm" in name for name in decayed)
 
 
 @pytest.mark.parametrize("variant, arch", [
-    ("ebl", atb.parse_arch("2-12-16-2-12")),
     ("ebl", atb.parse_arch("2-12-16-4-12")),
-    ("ils", atb.parse_arch("3-24-40-2-24")),
     ("hat", atb.Arch(2, 12, (16, 24), (2, 4), (24, 24))),
 ], ids=str)
-def test_a_sub_model_trains_what_it_is_cut_from_and_nothing_else(variant, arch):
-    """Three steps through sub_model change the whole exactly where and as they change an extracted
-    model."""
-    batch = (*tiny_batch(), POSITIONS, LABELS)
+def test_a_sub_model_trains_what_it_is_cut_from(variant, arch):
+    """A step through sub_model changes its part of the whole as it changes an extracted model."""
     model = tiny_model()
     alone = atb.extract(model, arch, variant)
-    for whole in (model, alone):
-        optimizer = torch.optim.SGD(whole.parameters(), 0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            part = alone if whole is alone else atb.sub_model(model, arch, variant)
-            atb.masked_loss(part, batch).backward()
-            optimizer.step()
-    cut = atb.extract(model, arch, variant)
-    close([*cut.parameters()], [*alone.parameters()])
-    changed = []
-    for now, before in ((model, tiny_model()), (cut, atb.extract(tiny_model(), arch, variant))):
-        pairs = zip(now.parameters(), before.parameters())
-        changed.append(sum((one != other).sum().item() for one, other in pairs))
-    assert changed[0] == changed[1] > 1000
+    for whole, part in ((model, atb.sub_model(model, arch, variant)), (alone, alone)):
+        loss = atb.masked_loss(part, (*tiny_batch(), POSITIONS, LABELS))
+        loss.backward()
+        torch.optim.SGD(whole.parameters(), 0.1).step()
+    close([*atb.extract(model, arch, variant).parameters()], [*alone.parameters()])
 
 
-@pytest.mark.parametrize("texts", [("2-12-16-2-12", "1-8-8-1-6", "2-16-40-4-24"), ()])
-def test_an_update_is_algorithm_1(texts):
-    """The gradient is the average over N micro-batches and M sub-models, clipped; what none of them
-    used has zeros, not None, so that it decays (D6). Without architectures the model is trained."""
-    archs = [atb.parse_arch(text) for text in texts]
+def test_a_step_is_algorithm_1():
+    """The gradient is the weighted average over N micro-batches and M sub-models, clipped; weights
+    that none of them used have zeros, not None, so that they decay (D6)."""
+    archs = list(map(atb.parse_arch, ("2-12-16-2-12", "1-8-8-1-6", "2-16-40-4-24")))
     ids, token_type_ids, lengths = tiny_batch()
-    batches = [[ids, token_type_ids, lengths, POSITIONS, LABELS],
-               [ids.flip(0), token_type_ids, None, POSITIONS, LABELS]]
-
-    def networks(model):
-        return [atb.sub_model(model, arch) for arch in archs] or [model]
+    batches = [
+        (0.8, [ids, token_type_ids, lengths, POSITIONS, LABELS]),
+        (1.2, [ids.flip(0), token_type_ids, None, POSITIONS, LABELS]),
+    ]
     mirror = tiny_model()
-    losses = [atb.masked_loss(part, batch) for batch in batches for part in networks(mirror)]
+    losses = [weight * atb.masked_loss(atb.sub_model(mirror, arch), batch)
+              for weight, batch in batches for arch in archs]
     expected_loss = sum(losses) / len(losses)
     expected_loss.backward()
-    expected = atb.make_optimizer(mirror, 0.1)
-    trained = [value for group in expected.param_groups for value in group["params"]]
-    for value in trained:
-        value.grad = torch.zeros_like(value) if value.grad is None else value.grad
-    expected_norm = torch.nn.utils.clip_grad_norm_(trained, atb.CLIP)
-    expected.step()
+    expected_norm = torch.nn.utils.clip_grad_norm_(mirror.parameters(), atb.CLIP)
     model = tiny_model()
-    optimizer = atb.make_optimizer(model, 0.1)
-    loss, norm = atb.update(optimizer, dict(enumerate(batches)), lambda number: networks(model),
-                            atb.Data(CPU), TINY, HERE, "test")
-    torch.testing.assert_close((loss, norm), (expected_loss.detach(), expected_norm))
-    close([*model.parameters()], [*mirror.parameters()])
-    last = model.encoder.layers[2].fc1.weight
-    assert (last != tiny_model().encoder.layers[2].fc1.weight).all()
+
+    def networks(number):
+        return [atb.sub_model(model, arch) for arch in archs]
+
+    loss, norm = atb.train_step(
+        torch.optim.SGD(model.parameters(), 0.0),
+        dict(enumerate(batches)),
+        networks,
+        atb.Data(CPU),
+        TINY,
+        HERE,
+        "test",
+    )
+    close(loss, expected_loss.detach())
+    close(norm, expected_norm)
+    for ours, theirs in zip(model.parameters(), mirror.parameters()):
+        expected = torch.zeros_like(ours) if theirs.grad is None else theirs.grad
+        close(ours.grad, expected)
 
 
 # --- objective ------------
@@ -262,26 +268,48 @@ def test_masking_is_80_10_10_and_never_touches_special_tokens():
     masked = labels != -100
     assert masked[::2].sum(1).unique().tolist() == [6]  # 15% of 38
     assert masked[1::2].sum(1).unique().tolist() == [9]  # 15% of 62
-    assert torch.equal(labels[masked], ids.gather(1, positions)[masked])
-    assert (labels[masked] >= 5).all()
+    originals = ids.gather(1, positions)
+    assert torch.equal(labels[masked], originals[masked])
+    assert originals[masked].min() == 5
     now = changed.gather(1, positions)[masked]
     assert (now == 4).float().mean().item() == pytest.approx(0.8, abs=0.01)
     assert (now == labels[masked]).float().mean().item() == pytest.approx(0.1, abs=0.01)
 
 
+def test_the_sequences_of_a_step_are_sorted_by_length(ready):
+    """Two processes together train on the sequences of one, each once. Short micro-batches are
+    cropped, full ones have no lengths."""
+    tokenizer = load_tokenizer(ready["corpus"])
+    data = atb.Data(CPU, tokenizer, Corpus(ready["corpus"], tokenizer))
+    cfg = dataclasses.replace(TINY, length=128, batch=96, accumulate=32)
+    columns = atb.draw_text(data.train, data, cfg, "further_train", 96, 96)
+    batches = {}
+    for numbers in (range(0, 32, 2), range(1, 32, 2)):
+        batches |= next(atb.training_batches(data, cfg, "further_train", numbers, [1]))
+    lengths = []
+    for number in range(32):
+        _, (ids, _, given, _, labels) = batches[number]
+        lengths += [ids.shape[1]] * 3 if given is None else given.tolist()
+        assert labels.shape == (3, round(0.15 * ids.shape[1]))
+    assert lengths == sorted(columns[2].tolist())
+    assert batches[0][1][0].shape[1] == 64
+    assert batches[31][1][2] is None
+    assert sum(weight for weight, _ in batches.values()) == pytest.approx(32)
+
+
 def test_distillation_loss_compares_scores_and_states_of_real_tokens():
     *text, lengths = tiny_batch()
     teacher = tiny_model(seed=3).encoder(*text, lengths, with_scores=True)
-    part = atb.sub_model(tiny_model(DISTILL, fit=24), atb.parse_arch("2-12-16-4-8"))
+    part = atb.sub_model(tiny_model(fit=24), atb.parse_arch("2-12-16-4-8"))
     student = part.student(*text, lengths)
-    assert student[0].shape == teacher[0].shape == (3, 9, 24)
-    assert student[1].shape == teacher[1].shape == (3, 4, 9, 9)
-    real = [[], []]
-    for row, length in enumerate(lengths.tolist()):
-        states, scores = ((one[row] - other[row]) ** 2 for one, other in zip(student, teacher))
-        real[0].append(states[:length].flatten())
-        real[1].append(scores[:, :length, :length].flatten())
-    expected = sum(torch.cat(errors).mean() for errors in real)
+    states = (student[0] - teacher[0]) ** 2
+    scores = (student[1] - teacher[1]) ** 2
+    assert states.shape == (3, 9, 24)
+    assert scores.shape == (3, 4, 9, 9)
+    close(atb.distillation_loss(student, teacher, None), states.mean() + scores.mean())
+    real = [states[row, :length].flatten() for row, length in enumerate(lengths)]
+    pairs = [scores[row, :, :length, :length].flatten() for row, length in enumerate(lengths)]
+    expected = torch.cat(real).mean() + torch.cat(pairs).mean()
     close(atb.distillation_loss(student, teacher, lengths), expected)
 
 
@@ -301,11 +329,11 @@ def test_predictors_learn_a_machine():
     space = atb.search_space(BASE)
     rng = random.Random(0)
     archs = [atb.sample_arch(space, rng) for _ in range(300)]
-    learnt = atb.Predictor(128).fit(archs[:240], predict(archs[:240]))
     unseen = archs[240:]
-    errors = [abs(mine / took - 1) for mine, took in zip(learnt(unseen), predict(unseen))]
-    assert sum(errors) / len(errors) < 0.01
-    assert min(learnt([atb.smallest_arch(space)])) > 0
+    learnt = atb.Predictor(128).fit(archs[:240], predict(archs[:240]))
+    assert learnt(unseen) == pytest.approx(predict(unseen), rel=0.05)
+    assert learnt([atb.smallest_arch(space)])[0] > 0
+    assert (learnt.weights >= 0).all()
 
 
 def played_search(cfg, limit, score=lambda arch: 0.0):
@@ -313,19 +341,23 @@ def played_search(cfg, limit, score=lambda arch: 0.0):
     history = []
     for number in range(cfg.generations):
         for parent, arch in atb.propose(history, number, cfg, predict, limit):
-            history.append({"id": len(history), "round": number, "parent": parent,
-                            "arch": str(arch), "score": score(arch), "diverged": False})
+            history.append({
+                "id": len(history),
+                "round": number,
+                "parent": parent,
+                "arch": str(arch),
+                "score": score(arch),
+                "diverged": False,
+            })
     return history
 
 
 @pytest.mark.parametrize("setting", ["mlm", "distill"])
 def test_algorithm_2(setting):
-    def score(arch):
-        return -abs(arch.hidden - 400) - abs(arch.ffn - 700) / 4
     cfg = dataclasses.replace(BASE, setting=setting)
-    history = played_search(cfg, 30.0, score)
-    assert len({line["arch"] for line in history}) == 100  # T = 4 of S = 25, all new
-    assert [line["round"] for line in history] == [*[0] * 25, *[1] * 25, *[2] * 25, *[3] * 25]
+    history = played_search(cfg, 30.0, lambda arch: -abs(arch.hidden - 400))
+    assert len({line["arch"] for line in history}) == 100  # all new
+    assert [line["round"] for line in history] == sorted([0, 1, 2, 3] * 25)
     assert all(pretended_latency(atb.parse_arch(line["arch"])) <= 30.0 for line in history)
     mutants = [line for line in history if line["parent"] is not None]
     assert all(history[line["parent"]]["round"] == line["round"] - 1 for line in mutants)
@@ -335,24 +367,12 @@ def test_algorithm_2(setting):
     assert all(line["parent"] is None for line in random_only)
 
 
-def test_a_generation_is_smaller_where_the_limit_leaves_no_more():
-    """D3: only the fastest architecture is within this one."""
-    fastest = pretended_latency(atb.smallest_arch(atb.search_space(TINY)))
-    assert len(played_search(dataclasses.replace(TINY, generations=2), fastest)) == 1
-
-
-@pytest.mark.parametrize("variant", atb.VARIANTS)
-def test_a_search_proposes_nothing_that_its_superplm_has_not_trained(variant):
-    """Each choice was drawn while the variant's SuperPLM trained; without SME all of d^q|k|v."""
-    cfg = dataclasses.replace(TINY, variant=variant, population=12, generations=3)
-    drawn = [arch for step in range(600) for arch in atb.draw_archs(cfg, step, 0)]
-    hidden = {arch.hidden for arch in drawn}
-    layers = {shape for arch in drawn for shape in arch.shapes}
-    for line in played_search(cfg, 100.0):
-        arch = atb.parse_arch(line["arch"])
-        assert arch.hidden in hidden
-        assert arch.shapes[0] in layers
-        assert atb.why_outside(arch, atb.parse_arch(cfg.largest), variant) is None
+@pytest.mark.parametrize("above, size", [(1.0, 1), (1.1, 25)])
+def test_first_generations_near_the_fastest_architecture(above, size):
+    """D3: there is no other within its own latency, but more than 25 are up to 10% slower."""
+    fastest = pretended_latency(atb.smallest_arch(atb.search_space(BASE)))
+    history = played_search(dataclasses.replace(BASE, generations=1), above * fastest)
+    assert len({line["arch"] for line in history}) == len(history) == size
 
 
 def test_roulette_prefers_the_better_and_leaves_out_nobody():
@@ -369,13 +389,6 @@ def test_fast_rule():
         assert 1.6 * arch.hidden <= arch.ffn <= 1.9 * arch.hidden
         assert 0.7 * arch.hidden <= arch.qkv <= arch.hidden
         assert 25.0 < pretended_latency(arch) <= 28.5  # D11
-
-
-def test_scores_within_twice_their_error_are_ties():
-    lines = [{"arch": arch, "score": score, "error": 0.02}
-             for arch, score in (("a", 0.46), ("b", 0.5), ("c", 0.4))]
-    assert atb.ties(lines) == ["a"]
-    assert atb.ties(lines[1:]) == []
 
 
 # --- folders --------------
@@ -398,8 +411,7 @@ def keep(folder, model, words):
     tuned = isinstance(model, atb.TaskModel)
     task = "SQuAD1.1" if tuned and model.spans else "SST-2"
     settings = dataclasses.replace(TINY, arch=str(model.encoder.arch), tasks=task)
-    action = "finetune" if tuned else "further_train"
-    keep_model(folder, action, settings, words, model=model)
+    keep_model(folder, "finetune" if tuned else "further_train", settings, words, model=model)
 
 
 def exported(folder, model, words):
@@ -415,19 +427,12 @@ def opened(folder, words, **more):
     return atb.start_model("", dataclasses.replace(TINY, init=str(folder)), data, HERE)
 
 
-def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, words, capsys):
+def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, words):
     model = atb.extract(tiny_model(), atb.parse_arch("2-12-16-3-18"))
-    encoder = exported(tmp_path, model, words)
-    for folder in (tmp_path / "kept", encoder):
-        again = opened(folder, words)
-        assert str(again.encoder.arch) == "2-12-16-3-18"
+    exported(tmp_path, model, words)
+    for folder in ("kept", "exported"):
+        again = opened(tmp_path / folder, words)
         torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
-
-
-def test_a_distilled_model_is_not_trained_on_masked_words(tmp_path, words):
-    keep(tmp_path, tiny_model(fit=20), words)
-    with pytest.raises(UserError, match="no masked-language-model head"):
-        opened(tmp_path, words, train=object())
 
 
 def test_a_model_of_few_positions_is_refused(tmp_path, words):
@@ -437,25 +442,30 @@ def test_a_model_of_few_positions_is_refused(tmp_path, words):
         opened(tmp_path, words)
 
 
-@pytest.mark.parametrize("rows", [56, 64, 60])
-def test_the_padding_of_a_teachers_embedding_is_cut(rows, tmp_path, words):
-    """50 tokens in 56 or 64 rows, multiples of 8 and of 64. 60 rows are another vocabulary."""
-    model = tiny_model(dataclasses.replace(TINY, vocab_size=rows))
-    keep(tmp_path, model, words)
-    cfg = dataclasses.replace(TINY, teacher=str(tmp_path))
-    if rows == 60:
-        with pytest.raises(UserError, match="weight is"):
-            atb.load_teacher(cfg, HERE, 50, 4)
-        return
-    teacher = atb.load_teacher(cfg, HERE, 50, 4)
+def teacher_of(folder, words):
+    return atb.load_teacher(dataclasses.replace(TINY, teacher=str(folder)), HERE, words)
+
+
+def test_the_padding_of_a_teachers_embedding_is_cut(tmp_path, words):
+    """50 tokens in 56 rows, a multiple of 8. 60 rows are another vocabulary."""
+    model = tiny_model(vocab_size=56)
+    keep(tmp_path / "56", model, words)
+    teacher = teacher_of(tmp_path / "56", words)
     assert torch.equal(teacher(*tiny_batch()), model.encoder(*tiny_batch()))
+    keep(tmp_path / "60", tiny_model(vocab_size=60), words)
+    with pytest.raises(UserError, match="weight is"):
+        teacher_of(tmp_path / "60", words)
 
 
 def inputs_of_both():
     """tiny_batch, which of its tokens are real, and the same as the arguments of transformers."""
     ids, token_type_ids, lengths = tiny_batch()
     real = torch.arange(9) < lengths[:, None]
-    theirs = {"input_ids": ids, "attention_mask": real.long(), "token_type_ids": token_type_ids}
+    theirs = {
+        "input_ids": ids,
+        "attention_mask": real.long(),
+        "token_type_ids": token_type_ids,
+    }
     return (ids, token_type_ids, lengths), real, theirs
 
 
@@ -465,8 +475,14 @@ def test_hugging_face_models_are_read(kind, width, tmp_path, words):
     """The states of transformers' own BERT and ELECTRA, and a BERT's logits. An ELECTRA of narrower
     embeddings is a teacher alone."""
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "intermediate_size": 40, "max_position_embeddings": 32}
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 40,
+        "max_position_embeddings": 32,
+    }
     if kind == "bert":
         theirs = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
     else:
@@ -476,48 +492,48 @@ def test_hugging_face_models_are_read(kind, width, tmp_path, words):
     words.save(tmp_path)
     batch, real, inputs = inputs_of_both()
     expected = theirs(**inputs, output_hidden_states=True)
-    teacher = atb.load_teacher(dataclasses.replace(TINY, teacher=str(tmp_path)), HERE, 50, 4)
-    close(teacher(*batch)[real], expected.hidden_states[-1][real])
+    states = teacher_of(tmp_path, words)(*batch)
+    close(states[real], expected.hidden_states[-1][real])
     if kind == "bert":
-        logits = opened(tmp_path, words).eval()(*batch, POSITIONS)
-        close(logits, expected.logits.gather(1, POSITIONS[..., None].expand(-1, -1, 50)))
+        close(opened(tmp_path, words).eval()(*batch, POSITIONS), gathered(expected.logits))
     if width == 16:
         with pytest.raises(UserError, match="weight is"):
             opened(tmp_path, words)
 
 
-HEADS = ("", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering")
-
-
 @pytest.mark.peers
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(
+    "kind", ["", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"])
 @pytest.mark.parametrize("text", ["2-24-40-4-24", "2-20-16-3-18"])  # the second needs own code
 def test_exports_open_with_auto_model(kind, text, tmp_path, words, monkeypatch):
     """All four heads give the states and logits that they give here."""
     transformers = pytest.importorskip("transformers")
     modules = str(tmp_path / "modules")
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
-    model = atb.extract(tiny_model(), atb.parse_arch(text))
-    spans = kind == HEADS[3]
-    if kind in HEADS[2:]:
-        model = atb.TaskModel(model.encoder, 2 if spans else 3, spans)
-    model.eval()
+    model = atb.extract(tiny_model(), atb.parse_arch(text)).eval()
+    batch, real, inputs = inputs_of_both()
+    named = dict(zip(("ids", "segments", "lengths"), batch))
+    if kind == "":
+        expected = {"last_hidden_state": model.encoder(*batch)[real]}
+    elif kind == "ForMaskedLM":
+        expected = {"logits": model(*batch, POSITIONS)}
+    elif kind == "ForSequenceClassification":
+        model = atb.TaskModel(model.encoder, 3)
+        expected = {"logits": model.eval()(named)}
+    else:
+        model = atb.TaskModel(model.encoder, 2, spans=True)
+        start, end = model.eval()(named)[real].unbind(-1)
+        expected = {"start_logits": start, "end_logits": end}
     folder = exported(tmp_path, model, words)
     auto = getattr(transformers, f"AutoModel{kind}")
-    back = auto.from_pretrained(folder, trust_remote_code=text == "2-20-16-3-18").eval()
-    batch, real, inputs = inputs_of_both()
-    theirs = back(**inputs)
-    ids, token_type_ids, lengths = batch
-    named = {"ids": ids, "segments": token_type_ids, "lengths": lengths}
-    if kind == "":
-        close(model.encoder(*batch)[real], theirs.last_hidden_state[real])
-    elif kind == "ForMaskedLM":
-        logits = theirs.logits.gather(1, POSITIONS[..., None].expand(-1, -1, 50))
-        close(model(*batch, POSITIONS), logits)
-    elif spans:
-        close(model(named)[real], torch.stack([theirs.start_logits, theirs.end_logits], -1)[real])
-    else:
-        close(model(named), theirs.logits)
+    theirs = auto.from_pretrained(folder, trust_remote_code=text == "2-20-16-3-18").eval()(**inputs)
+    for name, value in expected.items():
+        there = theirs[name]
+        if kind == "ForMaskedLM":
+            there = gathered(there)
+        elif kind != "ForSequenceClassification":
+            there = there[real]
+        close(value, there)
 
 
 # --- whole runs -----------
@@ -536,46 +552,41 @@ def weights_of(folder):
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """Measuring by pretended_latency. state["count"]: the measurements so far; at number
-    state["kill"] this process gets SIGTERM."""
-    state = {"count": 0, "kill": -1}
+def measured(monkeypatch):
+    """The architectures that are measured, by pretended_latency."""
+    archs = []
 
     def time_model(arch, cfg):
-        state["count"] += 1
-        if state["count"] == state["kill"]:
-            os.kill(os.getpid(), signal.SIGTERM)
+        archs.append(arch)
         return pretended_latency(arch)
-    monkeypatch.setattr(distributed, "_stop_requested", False)  # and back to False afterwards
+
     monkeypatch.setattr(atb, "time_model", time_model)
-    return state
+    return archs
 
 
-def test_a_training_goes_on_with_another_number_of_processes(ready, tmp_path, monkeypatch):
-    """Without --accumulate: killed after a step of one process and continued by two, a further
-    training leaves what one process leaves."""
-    words = ["--further_train", "--corpus", ready["corpus"], "--arch", "2-16-16-2-16", "--smallest",
-             "1-8-8-1-8", "--largest", "2-16-16-2-16", "--batch", 8, "--length", 32,
-             "--dropout", 0.1, "--further_steps", 3, "--eval_every", 2, "--save_every", 1,
-             "--device", "cpu", "--out"]
-    words = list(map(str, words))
-    run_here(*words, tmp_path / "whole")
+def test_a_training_continues_with_another_number_of_processes(ready, tmp_path, monkeypatch):
+    """Killed after a step of one process and continued by two, a further training leaves what one
+    process leaves."""
+    command = ("--further_train --corpus {corpus} --arch 2-16-16-2-16 --batch 8 --length 32 "
+               "--dropout 0.1 --further_steps 3 --eval_every 2 --save_every 1 --device cpu --out")
+    command = shlex.split(filled(command, **ready))
+    run_here(*command, tmp_path / "whole")
     with monkeypatch.context() as patch:
         save = atb.Checkpoint.save
 
         def save_and_stop(checkpoint, **values):
             save(checkpoint, **values)
             raise atb.Stop
+
         patch.setattr(atb.Checkpoint, "save", save_and_stop)
-        run_here(*words, tmp_path / "killed", status=143)
+        run_here(*command, tmp_path / "killed", status=143)
     release_locks()
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
-                           "--nproc_per_node=2", "autotinybert.py", *words, tmp_path / "killed"],
-                          cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    subprocess.run(
+        [*launch, "autotinybert.py", *command, tmp_path / "killed"], cwd=ROOT, check=True)
     log = (tmp_path / "killed" / "log.jsonl").read_text()
     assert '"event": "resumed"' in log and '"processes": 2' in log
-    one, two = (weights_of(tmp_path / name / "model") for name in ("whole", "killed"))
+    one, two = [weights_of(tmp_path / name / "model") for name in ("whole", "killed")]
     torch.testing.assert_close(one, two)
 
 
@@ -591,8 +602,13 @@ def whole(flags, tmp_path_factory):
 
 
 def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
-    cfg = dataclasses.replace(TINY, glue=str(ready["glue"]), tokenizer=str(whole),
-                              out=str(tmp_path), finetune_length=32)
+    cfg = dataclasses.replace(
+        TINY,
+        glue=str(ready["glue"]),
+        tokenizer=str(whole),
+        out=str(tmp_path),
+        finetune_length=32,
+    )
     _, data = atb.open_data(cfg, "search", HERE, tasks="MNLI")
     assert data.tasks["MNLI"].splits.keys() == {"train", "dev"}
 
@@ -615,53 +631,54 @@ def test_parts_of_a_finished_search_come_from_its_superplm(whole, tmp_path):
         assert torch.equal(part[name], value)
 
 
-def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_path, clock):
+def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_path, measured):
     """With --init RUN no model is trained and no architecture is measured again, other than five
     rounds of the reference and a finalist at a time."""
-    run_here("--evolve", *flags, "--init", whole, "--speedup", "3", "--winners", "1", "--out",
-             tmp_path)
-    assert clock["count"] % 10 == 0
-    assert clock["count"] <= 60
+    more = ["--init", whole, "--speedup", "3", "--winners", "1"]
+    run_here("--evolve", *flags, *more, "--out", tmp_path)
+    assert len(measured) in range(10, 61, 10)
     assert read_json(tmp_path / "best.json")["speedup"] >= 3
     assert not (tmp_path / "superplm").exists()
 
 
-@pytest.mark.parametrize("flag, message", [
-    ("--evolve", "never trained; .* --largest 1-16-16-2-12"),
-    ("--superplm", "give --largest 1-16-16-2-12"),
-])
-def test_a_plain_model_is_no_superplm(flag, message, flags, whole, tmp_path):
+def test_a_plain_model_is_no_superplm(flags, whole, tmp_path):
     """Nothing is written; the line names the flag that makes a SuperPLM of it."""
     small = tmp_path / "small"
     run_here("--export", small, "--init", whole, "--arch", "1-16-16-2-12")
-    with pytest.raises(UserError, match=message):
-        run_here(flag, *flags, "--init", small, "--out", tmp_path / "run")
+    with pytest.raises(UserError, match="never trained; .* --largest 1-16-16-2-12"):
+        run_here("--evolve", *flags, "--init", small, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("from_scratch, passes", [(True, 10), (False, 5)])
-def test_zero_steps_are_the_papers_passes_over_the_corpus(
-        from_scratch, passes, ready, whole, tmp_path):
+def test_zero_steps_are_the_papers_passes_over_the_corpus():
     """Sec. 4.1: 5 for the SuperPLM and for further training, 10 from scratch."""
-    cfg = dataclasses.replace(TINY, vocab_size=300, out=str(tmp_path),
-                              init="" if from_scratch else str(whole),
-                              corpus=(str(ready["corpus"]),))
-    _, data = atb.open_data(cfg, "further_train", HERE, text=True)
-    steps = data.train.slots(cfg.length - 3) / cfg.batch
-    assert (cfg.steps, cfg.further_steps) == (math.ceil(5 * steps), math.ceil(passes * steps))
+    train = types.SimpleNamespace(slots=lambda length: 16 * length)
+    data = atb.Data(CPU, train=train)
+    scratch = dataclasses.replace(TINY, arch="1-8-8-1-8")  # 26 steps a pass
+    assert atb.steps_of(TINY, data, "superplm") == 130
+    assert atb.steps_of(dataclasses.replace(scratch, init="run"), data, "further_train") == 130
+    assert atb.steps_of(scratch, data, "further_train") == 260
 
 
 def test_averages_are_those_of_table_1():
     """AutoTinyBERT-S1. WNLI, which the paper leaves out, does not count."""
-    scores = {"SQuAD1.1": 83.3, "SST-2": 89.4, "MNLI": 79.4, "MRPC": 85.5, "CoLA": 42.4,
-              "QNLI": 87.3, "QQP": 88.8, "STS-B": 87.5, "RTE": 66.3, "WNLI": 56.3}
+    scores = {
+        "SQuAD1.1": 83.3,
+        "SST-2": 89.4,
+        "MNLI": 79.4,
+        "MRPC": 85.5,
+        "CoLA": 42.4,
+        "QNLI": 87.3,
+        "QQP": 88.8,
+        "STS-B": 87.5,
+        "RTE": 66.3,
+        "WNLI": 56.3,
+    }
     means = atb.table_1({name: {"median": score} for name, score in scores.items()})
-    assert {name: round(mean, 1) for name, mean in means.items()} == {"Score": 78.3, "Avg.": 78.9}
+    assert means == pytest.approx({"Score": 78.3, "Avg.": 78.9}, abs=0.05)
 
 
 def test_the_best_setting_of_the_grid_is_reported(flags, whole, tmp_path, monkeypatch):
-    assert len(atb.GRID) == 9  # Sec. 4.1
-    assert all((lr, epochs) in atb.GRID for _, lr, epochs, _ in atb.TABLE_D1.values())
     monkeypatch.setattr(atb, "GRID", [(1e-5, 1), (0.1, 3)])
     run_here("--finetune", "SST-2,MLM-saved", *flags, "--init", whole, "--grid", "--out", tmp_path)
     jobs = [read_json(path) for path in (tmp_path / "jobs").glob("*.json")]
@@ -672,35 +689,26 @@ def test_the_best_setting_of_the_grid_is_reported(flags, whole, tmp_path, monkey
     assert mlm["main"] == pytest.approx(1 - mlm["loss"] / math.log(300))
 
 
-def test_sigterm_is_obeyed_between_two_measurements(flags, tmp_path, clock):
-    """The one that was running when the signal came is not kept."""
-    clock["kill"] = 3
-    run_here("--latency", *flags, "--out", tmp_path, status=143)
-    assert clock["count"] == 3
-    assert len(read_json(tmp_path / "latency.json")["milliseconds"]) == 2
-
-
-@pytest.mark.parametrize("threads, count", [(1, 0), (2, 24)])
-def test_measurements_hold_for_their_setting(threads, count, flags, whole, tmp_path, clock):
+@pytest.mark.parametrize("threads, count", [(1, 0), (2, 26)])
+def test_measurements_hold_for_their_setting(threads, count, flags, whole, tmp_path, measured):
     """--init takes the measurements of another run, but not of another number of threads."""
     run_here("--latency", *flags, "--latency_threads", threads, "--init", whole, "--out", tmp_path)
-    assert clock["count"] >= count
-    assert (clock["count"] > 0) == (count > 0)
+    assert len(measured) == count
 
 
-def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, clock):
+def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, measured):
     run = ["--search", *flags, "--latency_archs", "3", "--speedup", "1e5", "--out", tmp_path]
     for _ in range(2):  # the second call measures nothing again
         with pytest.raises(UserError, match="the fastest, 1-8-8-1-6, takes"):
             run_here(*run)
-    assert clock["count"] == 3 + 2 * 5
+    assert len(measured) == 5
     assert not (tmp_path / "superplm").exists()
 
 
-def test_describe(flags, capsys, clock):
+def test_describe(flags, capsys, measured):
     run_here("--describe", *flags, "--arch", "2-12-16-2-12")
     described = json.loads(capsys.readouterr().out)
     count = sum(atb.parameters(atb.parse_arch("2-12-16-2-12"), 300).values())
     assert described["parameters"] == count
     assert described["speedup"] > 0
-    assert described["space"]["architectures"] == 2 * 5 * 9 * 4
+    assert described["architectures"] == 2 * 5 * 9 * 4
