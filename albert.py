@@ -20,7 +20,7 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Sec. 4.1 -> mask_tokens, Lamb, pretrain       Table 5 -> evaluate_language_model
          Table 14 -> TABLE14                           Sec. 4.9 -> finetune, ensemble_job
          Figure 1, Tables 1-5, 12 -> tests/claims/albert.py
-Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and update are ALBERT. Skip at first
+Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and train_step are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
 Differs: There are 24 departures from the paper, D1 to D24: grep -n '# D[0-9]' albert.py
          A * marks a departure from the official code where the text leaves it open.
@@ -124,22 +124,22 @@ class Config:
 # D17: xxlarge is trained from scratch; the paper warm-starts it from 6 layers (footnote 5), here
 # --layers 6 and then --init with --layers 12
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
+LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
     "demo": dict(  # minutes on two cores; lr: 4.4e-3 for batch 32
         vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60, positions=128,
         init_std=0.1, dropout=0.0, length=64, steps=10000, batch=32, lr=0.05, warmup=0.1),
     "base": dict(),
-    "large": dict(layers=24, hidden=1024, heads=16, ffn=4096),
+    "large": LARGE,
     # D12*: xlarge has H / 64 = 32 heads (Sec. 3.1); the released one has 16
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),
     "xxlarge": XXLARGE,
     "xxlarge-1m": dict(XXLARGE, dropout=0.0, steps=1_000_000),  # Sec. 4.8, 4.9
     "xxlarge-1.5m": dict(XXLARGE, dropout=0.0, steps=1_500_000),  # Tables 9, 10
     "bert-base": dict(embedding=0, share="none"),
-    "bert-large": dict(layers=24, hidden=1024, heads=16, ffn=4096, embedding=0, share="none"),
+    "bert-large": dict(LARGE, embedding=0, share="none"),
     "dry_run": dict(steps=2, dev_examples=32, train_examples=64, runs=1, finetune_epochs=None),
 }
-FEWEST = 50  # pairs for which an accuracy of sentence order is reported
 CLIP = 1.0  # largest gradient norm (official code)
 # D3*: 15% of the tokens are predicted, 77 of 512; the official code has at most 20
 MASKED = 0.15
@@ -152,12 +152,8 @@ def check_shape(cfg):
     """Raise ValueError if no model can be built from these settings."""
     if cfg.hidden % cfg.heads:
         raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
-    if cfg.embedding > cfg.hidden:
-        raise ValueError(f"embedding {cfg.embedding} is larger than hidden {cfg.hidden}")
     if cfg.layers % cfg.groups:
         raise ValueError(f"groups {cfg.groups} do not divide the {cfg.layers} layers evenly")
-    if cfg.share == "none" and cfg.groups > 1:
-        raise ValueError(f"groups {cfg.groups} with share none; give only one of them")
 
 # --- model ----------------
 
@@ -365,8 +361,8 @@ class MultipleChoice(Classifier):
     (B, C)."""
 
     def forward(self, batch):
-        names = [name for name in ("ids", "segments", "lengths") if name in batch]
-        options = {name: batch[name].flatten(0, 1) for name in names}
+        options = {name: batch[name].flatten(0, 1)
+                   for name in ("ids", "segments", "lengths") if name in batch}
         return super().forward(options).view(batch["ids"].shape[:2])  # (B C, 1) -> (B, C)
 
 
@@ -444,10 +440,9 @@ class AnswerModel(nn.Module):
         """Beam search, the best ends of each of the best starts: starts, ends, scores (B, K * K),
         null scores (B,)."""
         x, start, null = self.read(batch)
-        K = min(self.beams, start.shape[1])
-        start_scores, starts = start.log_softmax(-1).topk(K, dim=1)  # (B, K)
+        start_scores, starts = start.log_softmax(-1).topk(self.beams)  # (B, K)
         end = self.end_logits(x, starts, batch["p_mask"])  # (B, K, T)
-        end_scores, ends = end.log_softmax(-1).topk(K, dim=2)  # (B, K, K)
+        end_scores, ends = end.log_softmax(-1).topk(self.beams)  # (B, K, K)
         scores = start_scores[..., None] + end_scores
         starts = starts[..., None].expand_as(ends)  # (B, K, K)
         return starts.flatten(1), ends.flatten(1), scores.flatten(1), null
@@ -648,9 +643,9 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
         Checkpoint, keep_model, load_file, read_init, read_json, save_file, take_over,
         take_settings)
     from common.distributed import (
-        Pace, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
+        Pace, autocast, launch, layer_activations, move, no_sync_until, on_main,
         micro_batch_range, per_second, prefetch, prepare_model, print0, print_device_use, progress,
-        seed_everything, seed_of, send, set_accumulate, training_cost)
+        reduce_mean, seed_everything, seed_of, send, set_accumulate, training_cost)
     from common.finetune import (
         Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
         print_summary, run_jobs, summarise, write_outputs)
@@ -675,9 +670,9 @@ class Lamb(torch.optim.Optimizer):
     adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning (official code). """
 
     def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, adapt=True):
-        trained = [value for value in parameters if value.requires_grad]
-        matrices = [value for value in trained if value.dim() > 1]
-        vectors = [value for value in trained if value.dim() <= 1]  # biases and LayerNorms
+        parameters = list(parameters)
+        matrices = [value for value in parameters if value.dim() > 1]
+        vectors = [value for value in parameters if value.dim() == 1]  # biases and LayerNorms
         groups = [dict(params=matrices, weight_decay=weight_decay, adapt=adapt),
                   dict(params=vectors, weight_decay=0.0, adapt=False)]
         super().__init__(groups, dict(lr=lr, betas=betas, eps=eps))
@@ -727,7 +722,7 @@ def language_batch(corpus, tokenizer, cfg, objective, number, size, device):
     return send((ids, token_type_ids, lengths, masked_positions, labels, order), device)
 
 
-def update(network, model, optimizer, batches, sums, cfg, ranks):
+def train_step(network, model, optimizer, batches, sums, cfg, ranks):
     """One step on the micro-batches of this process. Adds to sums (4,): both losses as they are
     optimized, the fraction of sequences with an order, and the norm of the gradient."""
     micro_batches = cfg.accumulate // ranks.size
@@ -760,16 +755,15 @@ def remove_dropout(model):
 
 
 def log_losses(run, step, sums, steps, ranks, **more):
-    """Log the means of update's sums over so many steps; returns (MLM loss, order loss). The order
-    loss is the mean over sequences with an order, None if there are none. Raises Diverged."""
-    means = torch.tensor(gather(ranks, sums.tolist())).mean(0) / steps
-    mlm, order, labelled, norm = means.tolist()
+    """Log the means of train_step's sums over so many steps; returns {"mlm_loss", "order_loss"}.
+    The order loss is the mean over sequences with an order, None if there are none. Raises
+    Diverged."""
+    mlm, order, labelled, norm = reduce_mean(ranks, *(sums / steps).tolist())
     if not math.isfinite(mlm + order + norm):
         raise Diverged(f"the loss or its gradient is NaN or infinite at step {step}")
-    order_loss = order / labelled if labelled else None
-    run.log("pretrain", step, loss=mlm + order, mlm_loss=mlm, order_loss=order_loss, norm=norm,
-            **more)
-    return mlm, order_loss
+    losses = {"mlm_loss": mlm, "order_loss": order / labelled if labelled else None}
+    run.log("pretrain", step, loss=mlm + order, **losses, norm=norm, **more)
+    return losses
 
 
 def training_batches(text, cfg, ranks, start):
@@ -815,7 +809,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             remove_dropout(model)
         for group in optimizer.param_groups:
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
-        update(network, model, optimizer, batches, sums, cfg, ranks)
+        train_step(network, model, optimizer, batches, sums, cfg, ranks)
         bar.update()
         done = step + 1
         stop, save, log = pace()  # SIGTERM, --save_minutes or a minute have passed
@@ -825,11 +819,11 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             dev = None
             if done % cfg.save_every == 0 and done < cfg.steps:
                 # evaluated before it is saved: a resumed run repeats it
-                dev = accuracies(evaluate_language_model(model, text, cfg, ranks))
-            mlm_loss, order_loss = log_losses(run, done, sums, done - logged, ranks, lr=group["lr"],
-                                              tokens_per_second=rate, dev=dev)
-            bar.set_postfix(mlm_loss=f"{mlm_loss:.3f}", tok_s=rate or "-",
-                            order_loss="-" if order_loss is None else f"{order_loss:.3f}")
+                result = evaluate_language_model(model, text, cfg, ranks)
+                dev = {f"{name}_accuracy": result[name] for name in result["scored"]}
+            losses = log_losses(run, done, sums, done - logged, ranks, lr=group["lr"],
+                                tokens_per_second=rate, dev=dev)
+            bar.set_postfix(**losses, tok_s=rate)
             if cfg.dry_run:
                 print_device_use(ranks, rate, flops(cfg) / cfg.length)
             sums.zero_()
@@ -842,46 +836,17 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     bar.close()
 
 
-def first_token_baseline(text, cfg):
-    """{"nsp", "sop": accuracy} on the held-out segments of an evaluation for a classifier that sees
-    the first token of each segment alone: a model knows the order only where it scores higher.
-
-    It is naive Bayes on the tokens that begin a first segment, a second one and one from another
-    document in 8,192 training sequences; a tie counts one half.
-    """
-    def first_tokens(corpus, size):
-        parts = corpus.sentence_runs(0, size, cfg.length - 3, 0, SHORT)
-        pair = parts.second_length > 0
-        foreign = parts.other_length > 0
-        return parts.first[pair, 0], parts.second[pair, 0], parts.other[foreign, 0]
-
-    counts = [1 + tokens.bincount(minlength=cfg.vocab_size)
-              for tokens in first_tokens(text.train, 8192)]
-    first, second, other = [(each / each.sum()).log() for each in counts]  # 3 x (V,)
-    a, b, foreign = first_tokens(text.dev, cfg.dev_examples)
-    margins = {
-        "nsp": torch.cat([(second - other)[b], (other - second)[foreign]]),
-        "sop": (first - second)[a] - (first - second)[b],
-    }
-    return {name: (1 + margin.sign().mean().item()) / 2
-            for name, margin in margins.items() if len(margin)}
-
-
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
     """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, "scored": {task: number of
-    labels}}. One two-way head answers both NSP and SOP.
-
-    An accuracy is None if fewer than FEWEST pairs, or no masked words, are scored.
-    """
+    labels}}. One two-way head answers both NSP and SOP. An accuracy is None without labels."""
     # D4: evaluated on held-out documents or --dev_corpus; the paper has dev text of SQuAD and RACE
     # D5: masked words are scored on pairs in their order, the same tokens for every objective; with
     # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
     size = min(64, cfg.dev_examples)
-    accuracy = {}
-    scored = {}
+    result = {"scored": {}}
     for name, objective in (("mlm", "none"), ("nsp", "nsp"), ("sop", "sop")):
         totals = torch.zeros(2, device=ranks.device)  # correct, labels
         for number in range(ranks.rank * size, cfg.dev_examples, ranks.size * size):
@@ -890,63 +855,65 @@ def evaluate_language_model(model, text, cfg, ranks):
                 min(size, cfg.dev_examples - number), ranks.device)
             if name != "mlm":
                 masked_positions = masked_positions[:, :0]
-            with autocast(cfg.dtype, ranks.device):
-                logits, order_logits = model(*inputs, masked_positions)
-            if name != "mlm":
-                logits = order_logits
                 labels = order
+            with autocast(cfg.dtype, ranks.device):
+                logits = model(*inputs, masked_positions)[name != "mlm"]
             correct = (logits.argmax(-1) == labels).sum()
             totals += torch.stack([correct, (labels != -100).sum()])
-        correct, number = torch.tensor(gather(ranks, totals.tolist())).sum(0).tolist()
-        least = 1 if name == "mlm" else FEWEST
-        accuracy[name] = correct / number if number >= least else None
-        scored[name] = int(number)
-    return {**accuracy, "scored": scored}
-
-
-def accuracies(result):
-    """The accuracies of evaluate_language_model as log.jsonl names them."""
-    return {f"{name}_accuracy": result[name] for name in result["scored"]}
+        correct, labelled = reduce_mean(ranks, *totals.tolist())
+        result[name] = correct / labelled if labelled else None
+        result["scored"][name] = round(labelled * ranks.size)
+    return result
 
 
 def accuracy_line(result, objective):
-    """What a finished pre-training prints: accuracies of what was trained, with baselines."""
-    notes = {name: f", first token alone {100 * accuracy:.1f}"
-             for name, accuracy in result["by_first_piece"].items()}
-    if "mlm_constant" in result:
-        notes["mlm"] = f", majority baseline {100 * result['mlm_constant']:.1f}"
-    trained = ["mlm"] if objective == "none" else list(result["scored"])
-    words = []
-    for name in trained:
-        number = result["scored"][name]
-        if result[name] is None:
-            words.append(f"{name} not scored ({number} held out)")
-        else:
-            words.append(f"{name} {100 * result[name]:.1f} (of {number}{notes.get(name, '')})")
-    return "held-out accuracy in percent: " + ", ".join(words)
+    """What a finished pre-training prints: accuracies of what was trained."""
+    names = ["mlm"] if objective == "none" else ["mlm", "nsp", "sop"]
+    scores = [f"{name} {100 * result[name]:.1f} (of {result['scored'][name]})"
+              for name in names if result[name] is not None]
+    return (f"held-out accuracy in percent: {', '.join(scores)}; "
+            f"majority baseline of mlm {100 * result['mlm_baseline']:.1f}")
+
+
+def open_inputs(cfg, ranks, action, *needs, **tasks):
+    """Complete cfg and open what a training reads: (Pretrained or None, RunFolder, Data). Nothing
+    changes cfg afterwards."""
+    source = from_pretrained(cfg)
+    flag = "finetune_length"
+    if action == "pretrain":
+        flag = "length"
+        set_accumulate(cfg, ranks)
+        if cfg.dry_run:
+            cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
+    longest = getattr(cfg, flag) or 0
+    if longest > cfg.positions:
+        raise UserError(f"--{flag} {longest}: the model has {cfg.positions} positions; pre-train "
+                        f"with --positions {longest}")
+    run, data = open_run(cfg, action, ranks, *needs, **tasks)
+    if source and data.tokenizer:
+        size = len(source.weights["encoder.token_embedding.weight"])
+        # a released model may have up to 127 more than its tokenizer
+        if not size - 128 < data.tokenizer.vocab_size <= size:
+            raise UserError(f"{data.tokenizer.path}: {data.tokenizer.vocab_size} tokens, and the "
+                            f"model of --init has {size}; give the model's own vocabulary with "
+                            "--tokenizer")
+        cfg.vocab_size = size
+    run.settle(cfg)
+    return source, run, data
 
 
 def pretrain(cfg):
     """Pre-train (Sec. 4.1)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = from_pretrained(cfg)
-        set_accumulate(cfg, ranks)
-        if cfg.dry_run:
-            cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
-        if cfg.length > cfg.positions:
-            raise UserError(f"--length {cfg.length}: the model has {cfg.positions} positions; "
-                            f"give --positions {cfg.length}")
-        run, text = open_run(cfg, "pretrain", ranks, "corpus")
+        source, run, text = open_inputs(cfg, ranks, "pretrain", "corpus")
         if not run.finished:
-            cfg.vocab_size = vocabulary_size(text.tokenizer, source)
-            run.settle(cfg)
-            check_pairs(text, cfg, ranks)
+            check_pairs(text, cfg)
             seed_everything(cfg.seed, "pretrain", "weights")
             model = LanguageModel(cfg)
             order_head = nn.ModuleList([model.pooler, model.order])
             order_head.requires_grad_(cfg.objective != "none")  # D5
-            print0(ranks, start_from(model, source) if source else "from scratch")
-            print0(ranks, f"{count(model):,} parameters, {cfg.steps} steps of "
+            start = start_from(model, source) if source else "from scratch"
+            print0(ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps of "
                           f"{cfg.batch} sequences of {cfg.length} tokens")
             model.to(ranks.device)
             optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
@@ -954,35 +921,31 @@ def pretrain(cfg):
                                     optimizer=optimizer)
             train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
             result = evaluate_language_model(model, text, cfg, ranks)
-            baseline = first_token_baseline(text, cfg)
-            named = {f"{name}_by_first_piece": accuracy for name, accuracy in baseline.items()}
-            run.log("pretrain", cfg.steps, dev=accuracies(result) | named)
             run.finish({"steps": cfg.steps, "parameters": count(model), **result,
-                        "mlm_constant": text.dev.commonest(), "by_first_piece": baseline})
+                        "mlm_baseline": text.dev.commonest()})
         print0(ranks, accuracy_line(run.finished, cfg.objective))
-        exported = f"{run.folder}-exported"
-        run.ends(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder, exported))
+        words = words_after_training(cfg, run.folder, f"{run.folder}-exported")
+        run.ends(cfg, "checkpoint.pt", *words)
 
 
-def check_pairs(text, cfg, ranks):
-    """Print how many sequences have an order. UserError if the objective needs it and none has."""
+def check_pairs(text, cfg):
+    """UserError if the objective needs sequences with an order and there are none."""
+    if cfg.objective == "none":
+        return
     runs = text.train.sentence_runs(0, 8192, cfg.length - 3, cfg.seed, SHORT, others=False)
-    labelled = runs.second_length > 0
-    if cfg.objective != "none" and not labelled.any():
+    if not runs.second_length.any():
         raise UserError(
             f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; "
             "raise it, or write one sentence a line and blank lines between documents, or use "
             "--objective none")
-    share = 100 * labelled.float().mean()
-    print0(ranks, f"{share:.0f}% of the sequences have two sentences or more")
 
 
 # Weights to start from
 
-# weights: by our names; task: the task whose head is among them, or ""
-Pretrained = namedtuple("Pretrained", "path weights task")
-SHAPE = ("hidden", "heads", "ffn", "embedding", "mapped", "share", "groups", "activation",
-         "positions")  # taken from --init
+# weights: by our names; task: the task whose head is among them, or ""; recipe: that suits it
+Pretrained = namedtuple("Pretrained", "path weights task recipe")
+SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
+         "activation", "positions")  # taken from --init
 FREE = ("layers", "init_std", "dropout")  # taken from --init, unless a flag differs
 HEADS = ("head", "span", "answer")
 DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning rates of Table 14
@@ -990,7 +953,7 @@ DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning 
     finetune_length=128, finetune_dropout=0.0, eval_every=200)
 
 
-def from_pretrained(cfg):
+def from_pretrained(cfg, required=False):
     """The model of --init as Pretrained, None without --init. cfg takes its shape and tokenizer,
     and the recipe that suits it. UserError if a flag contradicts it, or if no model has this
     shape."""
@@ -998,13 +961,16 @@ def from_pretrained(cfg):
     try:
         if cfg.init:
             path = Path(cfg.init)
-            file = path / "config.json"
-            config = read_json(file) if file.exists() else {}
-            ours = isinstance(config, dict) and "model_type" not in config
-            source = (read_run if ours else read_hugging_face)(cfg, path, config)
+            config = read_json(path / "config.json", dict, "name a run or a Hugging Face folder")
+            read = read_hugging_face if "model_type" in config else read_run
+            source = read(cfg, path, config)
+        elif required:
+            raise UserError(f"--{cfg.action} needs --init, a model")
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
+    if source and cfg.recipe == "auto":
+        cfg.recipe = source.recipe
     if cfg.recipe == "demo":
         for name, value in DEMO_RECIPE.items():
             if name not in cfg.given:
@@ -1019,69 +985,44 @@ def read_run(cfg, path, config):
     settings = config.get("settings", {})
     # layers can be added only where all of them share their weights
     shape = SHAPE if settings.get("share") == "all" else (*SHAPE, "layers")
-    owned = read_init(cfg, dict.fromkeys(("pretrain", "finetune"), shape), FREE)
+    owned = read_init(cfg, {"pretrain": shape, "finetune": shape}, FREE)
     task = next(iter(owned.keys() - {"model", "optimizer"}), "")
-    weights = owned[task or "model"]
-    size = {"vocab_size": len(weights["encoder.token_embedding.weight"])}
-    take_settings(cfg, size, path, ("vocab_size",))
-    if cfg.recipe == "auto":
-        demo = cfg.preset == settings.get("preset") == "demo"
-        cfg.recipe = "demo" if demo else "table14"
-    return Pretrained(path, weights, task)
+    demo = cfg.preset == settings["preset"] == "demo"
+    return Pretrained(path, owned[task or "model"], task, "demo" if demo else "table14")
 
 
 def read_hugging_face(cfg, path, config):
     """from_pretrained of a Hugging Face folder."""
-    take_settings(cfg, hf_models.albert_settings(config), path, ("vocab_size", *SHAPE), FREE)
+    take_settings(cfg, hf_models.albert_settings(config), path, SHAPE, FREE)
     weights, task = hf_models.read_albert(path, config, cfg.groups)
     cfg.tokenizer = cfg.tokenizer or cfg.init
-    if cfg.recipe == "auto":
-        v2 = not config.get("hidden_dropout_prob") and cfg.activation == "gelu_new"
-        cfg.recipe = "v2" if v2 else "table14"
-    return Pretrained(path, weights, task)
-
-
-def vocabulary_size(tokenizer, source):
-    """The size of the token embedding: of the model to start from, or of the tokenizer. A released
-    model may have up to 127 more than its tokenizer. UserError if they do not belong together."""
-    if not source:
-        return tokenizer.vocab_size
-    size = len(source.weights["encoder.token_embedding.weight"])
-    if not size - 128 < tokenizer.vocab_size <= size:
-        raise UserError(f"{tokenizer.path}: {tokenizer.vocab_size} tokens, and the model of --init "
-                        f"has {size}; give the model's own vocabulary with --tokenizer")
-    return size
+    v2 = not config.get("hidden_dropout_prob") and cfg.activation == "gelu_new"
+    return Pretrained(path, weights, task, "v2" if v2 else "table14")
 
 
 def start_from(model, source, task=""):
-    """Copy the weights of a Pretrained into a model; returns a line on it. The encoder, the pooler
-    and the heads of pre-training must fit (UserError); a task's head is loaded if it is this task's
-    and fits."""
-    own = model.state_dict()
+    """Copy the weights of a Pretrained into a model; returns a line on it. The encoder must fit
+    (UserError); a task's head is loaded if it is this task's and fits."""
     weights = source.weights
     note = ""
     if source.task not in ("", task):
         weights = {name: value for name, value in weights.items() if not name.startswith(HEADS)}
-        if len(weights) < len(source.weights):
-            note = f"; the head of {source.task} is ignored too"
-    needed = {"encoder", *(name.split(".")[0] for name in weights)} - {*HEADS}
-    faults = [f"missing {name}" for name in own
-              if name.split(".")[0] in needed and name not in weights]
-    faults += [f"unexpected {name}" for name in weights
-               if name.startswith("encoder.") and name not in own]
+        note = f"; the head of {source.task} is ignored too"
+    faults = [name for name in model.state_dict().keys() ^ weights.keys()
+              if name.startswith("encoder.")]
     if faults:
-        raise UserError(f"{source.path}: its weights do not fit this model: {'; '.join(faults)}")
+        raise UserError(f"{source.path}: its weights do not fit this model; missing or "
+                        f"unexpected: {', '.join(sorted(faults))}")
     return take_over(model, weights, source.path, HEADS) + note
 
 
 def export(cfg, folder):
     """Write the model of --init as a Hugging Face folder."""
-    source = from_pretrained(cfg)
-    if not source:
-        raise UserError("--export needs --init, whose model is written")
+    source = from_pretrained(cfg, required=True)
     start_from(LanguageModel(cfg), source)  # a check
     config = read_json(Path(cfg.init) / "config.json")
-    cfg.finetune_length = config.get("settings", config).get("finetune_length")  # for --predict
+    length = config.get("settings", config).get("finetune_length")  # for --predict
+    cfg = dataclasses.replace(cfg, finetune_length=length)
     tokenizer = load_tokenizer(cfg.tokenizer)
     groups = max(blocks(cfg))
     print(hf_models.write_albert(folder, source.weights, source.task, cfg, groups, tokenizer))
@@ -1105,20 +1046,20 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
     "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),
 }
-# The released v2 models had no dropout. With the dropout of Table 14, and its learning rate for
-# RACE, they diverge (official README)
-V2 = {name: (1e-5 if name == "RACE" else lr, batch, 0.0, *others)
-      for name, (lr, batch, _, *others) in TABLE14.items()}
 PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # Table 2's tasks: --finetune paper
 Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
 KINDS = {"RACE": "race", "SQuAD1.1": "squad", "SQuAD2.0": "squad"}  # other tasks are in --glue
 
 
 def recipes(cfg):
-    """{task: Recipe} of Table 14, or V2, for a model, whose positions no input may exceed."""
-    table = V2 if cfg.recipe == "v2" else TABLE14
+    """{task: Recipe} of Table 14 for a model, whose positions no input may exceed."""
     result = {}
-    for name, (lr, batch, dropout, steps, warmup, length, main) in table.items():
+    for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items():
+        if cfg.recipe == "v2":
+            # the released v2 models had no dropout; with the dropout of Table 14, and its learning
+            # rate for RACE, they diverge (official README)
+            dropout = 0.0
+            lr = 1e-5 if name == "RACE" else lr
         result[name] = Recipe(lr, batch, steps=2 if cfg.dry_run else steps, warmup=warmup / steps,
                               dropout=dropout, length=min(length, cfg.positions), main=main)
     return result
@@ -1144,7 +1085,7 @@ def save_predictions(task, outputs, folder):
     """Write predictions.pt for --ensemble: {split: probabilities}, and for which examples."""
     if task.kind == "span":
         outputs = {split: each._asdict() for split, each in outputs.items()}
-    save_file(folder / "predictions.pt", {"data": fingerprint(task), "found": outputs})
+    save_file(folder / "predictions.pt", {"data": fingerprint(task), "outputs": outputs})
 
 
 def train_task(task, number, source, cfg, tokenizer, folder, run):
@@ -1177,10 +1118,7 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
 def answer(cfg, path):
     """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = from_pretrained(cfg)
-        if not source:
-            raise UserError(
-                "--predict needs --init, a model of --finetune: RUN/TASK or its --export")
+        source = from_pretrained(cfg, required=True)
         tokenizer = load_tokenizer(cfg.tokenizer)
         task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
@@ -1205,7 +1143,7 @@ def ensemble_job(name, cfg, folder):
         saved = load_file(Path(path) / name / "predictions.pt")
         if saved["data"] != fingerprint(task):
             raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
-        members[path] = saved["found"]
+        members[path] = saved["outputs"]
     folder.mkdir(parents=True, exist_ok=True)
     chosen = choose_members({path: outputs["dev"] for path, outputs in members.items()}, task)
     outputs = {split: average_predictions([members[path][split] for path in chosen])
@@ -1252,10 +1190,10 @@ def paper_average(tasks):
     """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI
     matched. None if a task is missing or has diverged."""
     try:
-        metrics = {name: tasks[name]["metrics"] for name in PAPER}
+        metrics = [tasks[name]["metrics"] for name in PAPER]
         return statistics.mean(
-            (scores["f1"] + scores["exact"]) / 2 if "SQuAD" in name else scores["accuracy"]
-            for name, scores in metrics.items())
+            (scores["f1"] + scores["exact"]) / 2 if "f1" in scores else scores["accuracy"]
+            for scores in metrics)
     except KeyError:
         return None
 
@@ -1267,21 +1205,12 @@ def finetune(cfg, words):
         names = parse_tasks(words, TABLE14, {"paper": PAPER})
         if bool(cfg.init) == bool(cfg.ensemble):
             raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")
-        source = from_pretrained(cfg)
-        if (cfg.finetune_length or 0) > cfg.positions:
-            raise UserError(
-                f"--finetune_length {cfg.finetune_length}: the model has {cfg.positions} "
-                f"positions; pre-train with --positions {cfg.finetune_length}")
         needs = sorted({KINDS.get(name, "glue") for name in names})
-        if source:
+        if cfg.init:
             needs.append("tokenizer")
-        run, data = open_run(cfg, "finetune", ranks, *needs, tasks=names)
-        how = f"recipe {cfg.recipe}" if source else f"an ensemble of {len(cfg.ensemble)}"
-        print0(ranks, f"fine-tuning: {how}")
-        if data.tokenizer:
-            cfg.vocab_size = vocabulary_size(data.tokenizer, source)
-        run.settle(cfg)
-        jobs = {f"{name}-{number}": (name, number)
+        source, run, data = open_inputs(cfg, ranks, "finetune", *needs, tasks=names)
+        print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
+        jobs = {f"{name}-{number}": name
                 for name in names for number in range(cfg.runs if source else 1)}
 
         @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
@@ -1289,19 +1218,18 @@ def finetune(cfg, words):
             return open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask})
 
         def work(job, mnli):
-            name, number = jobs[job]
+            name, number = job.rsplit("-", 1)
             folder = run.folder / "jobs" / job
             if cfg.ensemble:
                 return ensemble_job(name, cfg, folder)
             start = source
             if mnli:
                 weights = load_file(mnli / "checkpoint.pt")["owned"]["MNLI"]
-                start = Pretrained(mnli, weights, "MNLI")
-            return train_task(task(name), number, start, cfg, data.tokenizer, folder, run)
+                start = Pretrained(mnli, weights, "MNLI", cfg.recipe)
+            return train_task(task(name), int(number), start, cfg, data.tokenizer, folder, run)
 
         if not run.finished:
-            task_of = {job: name for job, (name, _) in jobs.items()}
-            results = run_jobs(ranks, run.folder, task_of, work)
+            results = run_jobs(ranks, run.folder, jobs, work)
             result = on_main(ranks, summarise, run.folder, results)
             run.finish({**result, "average": paper_average(result["tasks"])})
         if run.finished["average"] is not None:

@@ -109,7 +109,7 @@ def albert_base(shape, batch, tokens):
     sums = torch.zeros(4)
     theirs = AlbertForPreTraining(their_config(AlbertConfig, shape, embedding_size=E)).train()
     step = their_step(theirs, lambda: theirs(**inputs, sentence_order_label=made[-1]).loss)
-    return lambda: albert.update(ours, ours, optimizer, [made], sums, cfg, ALONE), step
+    return lambda: albert.train_step(ours, ours, optimizer, [made], sums, cfg, ALONE), step
 
 
 def translation(shape, batch, tokens, beam=4):
