@@ -567,29 +567,32 @@ def pick_ngrams(ids, token_type_ids, tokenizer, budget, longest, generator):
     begins = torch.as_tensor(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T]
     begins &= text  # (B, T)
     word = (begins.cumsum(1) - 1).clamp(min=0)  # (B, T) the number of each token's word
-    words = begins.sum(1)  # (B,)
+    words = begins.sum(1, keepdim=True)  # (B, 1)
     spare = T + longest  # a column for tokens that begin no word
     size = torch.zeros(B, spare + 1, dtype=torch.long)  # tokens of each word
     size.scatter_add_(1, word, text.long())
     segment = torch.full((B, spare + 1), -1)  # of each word
     # D2*: n-grams stay inside a segment; in the official code they run across [SEP]
     segment.scatter_(1, torch.where(begins, word, spare), token_type_ids)
-    chosen = torch.zeros(B, spare + 1, dtype=torch.bool)  # words
-    left = budget.clone()
     reach = torch.arange(longest)
     chance = torch.rand(B, T, generator=generator)
-    # (B, T) the words of each sequence in random order, then numbers of no word
-    order = chance.masked_fill(torch.arange(T) >= words[:, None], 2.0).argsort(1)
-    drawn = ngram_lengths((B, T), longest, generator)
-    for turn in range(int(words.max())):
-        ngram = order[:, turn, None] + reach  # (B, longest) words
-        sizes = size.gather(1, ngram)
-        segments = segment.gather(1, ngram)
-        fits = (reach < drawn[:, turn, None]) & (sizes.cumsum(1) <= left[:, None])
-        fits &= (segments == segments[:, :1]) & (segments >= 0)
-        fits &= ~(chosen.gather(1, ngram) & fits).any(1, keepdim=True)
-        chosen.scatter_(1, ngram, chosen.gather(1, ngram) | fits)
-        left -= (sizes * fits).sum(1)
+    # the words of each sequence in random order, then numbers of no word
+    order = chance.masked_fill(torch.arange(T) >= words, 2.0).argsort(1)[:, :int(words.max())]
+    ngrams = order[..., None] + reach  # (B, turns, longest) words
+    totals = size.gather(1, ngrams.flatten(1)).view_as(ngrams).cumsum(2)  # tokens up to each word
+    segments = segment.gather(1, ngrams.flatten(1)).view_as(ngrams)
+    drawn = ngram_lengths((B, T), longest, generator)[:, :order.shape[1], None]
+    allowed = (reach < drawn) & (segments == segments[..., :1]) & (segments >= 0)
+    chosen = torch.zeros(B, spare + 1, dtype=torch.bool)  # words
+    left = budget[:, None].clone()
+    for turn in range(order.shape[1]):
+        ngram = ngrams[:, turn]  # (B, longest)
+        total = totals[:, turn]
+        fits = allowed[:, turn] & (total <= left)
+        taken = chosen.gather(1, ngram)
+        fits &= ~(taken & fits).any(1, keepdim=True)
+        chosen.scatter_(1, ngram, taken | fits)
+        left -= (total * fits).amax(1, keepdim=True)
         if not left.any():
             break
     return text & chosen.gather(1, word)
