@@ -598,9 +598,9 @@ def pick_ngrams(ids, token_type_ids, tokenizer, budget, longest, generator):
     return text & chosen.gather(1, word)
 
 
-def masked_count(cfg):
-    """M, masked positions of a full sequence (D3)."""
-    most = max(1, round(MASKED * cfg.length))
+def masked_count(cfg, length=None):
+    """M, masked positions of a sequence of so many tokens; default: --length (D3)."""
+    most = max(1, round(MASKED * (length or cfg.length)))
     return min(most, cfg.max_predictions or most)
 
 
@@ -612,7 +612,7 @@ def mask_tokens(ids, token_type_ids, tokenizer, cfg, generator):
     tokens there as labels, both (B, M). A sequence with fewer masked tokens has labels of -100 in
     the rest. """
     B = len(ids)
-    M = masked_count(cfg)
+    M = masked_count(cfg, ids.shape[1])
     budget = MASKED * (ids != tokenizer.pad_id).sum(1)  # (B,)
     budget = budget.round().long().clamp(1, M)
     # D14*: masks are drawn again in each pass; the official data hold 40 copies of each text with
@@ -631,11 +631,9 @@ def mask_tokens(ids, token_type_ids, tokenizer, cfg, generator):
     return ids.scatter(1, masked_positions, changed), masked_positions, labels
 
 
-def mean_loss(logits, labels):
-    """Mean cross-entropy of logits (n, classes) over labels (n,) other than -100; 0 if there are
-    none."""
-    total = F.cross_entropy(logits.float(), labels, reduction="sum")
-    return total / (labels != -100).sum().clamp(min=1)
+def summed_loss(logits, labels):
+    """Cross-entropy of logits (n, classes), summed over labels (n,) other than -100."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum")
 
 # --- training -------------
 
@@ -646,9 +644,9 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
         Checkpoint, keep_model, load_file, read_init, read_json, save_file, take_over,
         take_settings)
     from common.distributed import (
-        Pace, autocast, launch, layer_activations, move, no_sync_until, on_main,
-        micro_batch_range, per_second, prefetch, prepare_model, print0, print_device_use, progress,
-        reduce_mean, seed_everything, seed_of, send, set_accumulate, training_cost)
+        Pace, autocast, average_gradients, launch, layer_activations, move, no_sync_until, on_main,
+        per_second, prefetch, prepare_model, print0, print_device_use, progress, reduce_mean,
+        seed_everything, seed_of, send, set_accumulate, training_cost)
     from common.finetune import (
         Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
         print_summary, run_jobs, summarise, write_outputs)
@@ -711,37 +709,54 @@ def schedule(step, steps, warmup):
     return step / warmup if step < warmup else 1 - step / steps
 
 
-def language_batch(corpus, tokenizer, cfg, objective, number, size, device):
-    """Examples number .. number + size - 1 of the endless stream, on the device: ids,
-    token_type_ids (B, T), lengths (B,), masked_positions and their labels (B, M), order (B,)."""
-    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, number))
+def cut_segments(corpus, cfg, objective, number, size):
+    """The text of examples number .. number + size - 1 of the endless stream, as
+    data.corpus.Segments."""
     # D11*: segments are whole sentences with nothing between them, so that no cut tells the order;
     # two that do not fit have no label. The official code removes tokens at random ends
     # D21*: a short sequence keeps two sentences, which may be longer than the drawn length
-    parts = corpus.sentence_runs(number, size, cfg.length - 3, cfg.seed, SHORT,
-                                 others=objective == "nsp")
-    ids, token_type_ids, lengths, order = sentence_pairs(parts, tokenizer, objective, generator)
+    return corpus.sentence_runs(number, size, cfg.length - 3, cfg.seed, SHORT,
+                                others=objective == "nsp")
+
+
+def language_batch(segments, tokenizer, cfg, objective, number, device):
+    """Segments as inputs and labels, on the device: ids, token_type_ids (B, T), lengths (B,) or
+    None, masked_positions and their labels (B, M), order (B,). number: of the first example, which
+    seeds the masks."""
+    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, number))
+    ids, token_type_ids, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
+    # T is rounded up, so that torch.compile and GPUs meet at most eight widths
+    multiple = max(8, cfg.length // 8)
+    width = math.ceil(int(lengths.max()) / multiple) * multiple
+    ids = ids[:, :width]
+    token_type_ids = token_type_ids[:, :width]
     ids, masked_positions, labels = mask_tokens(ids, token_type_ids, tokenizer, cfg, generator)
+    if (lengths == ids.shape[1]).all():
+        lengths = None  # GPUs have flash attention for full sequences only
     return send((ids, token_type_ids, lengths, masked_positions, labels, order), device)
 
 
-def train_step(network, model, optimizer, batches, sums, cfg, ranks):
+def train_step(step, network, model, optimizer, batches, sums, cfg, ranks):
     """One step on the micro-batches of this process. Adds to sums (4,): both losses as they are
     optimized, the fraction of sequences with an order, and the norm of the gradient."""
-    micro_batches = cfg.accumulate // ranks.size
-    for number, (*inputs, labels, order) in enumerate(batches, 1):
-        with no_sync_until(network, ranks, number == micro_batches):  # one exchange a step
+    words = sum((labels != -100).sum() for *_, labels, _ in batches).float()
+    average_gradients((), ranks, words)  # masked tokens of a process
+    sequences = cfg.batch // ranks.size
+    numbers = range(ranks.rank, cfg.accumulate, ranks.size)
+    for number, (*inputs, labels, order) in zip(numbers, batches):
+        seed_everything(cfg.seed, "pretrain", step, number)  # dropout
+        last = number == numbers[-1]
+        with no_sync_until(network, ranks, last):  # one exchange a step
             with autocast(cfg.dtype, ranks.device):
                 logits, order_logits = network(*inputs)
-            mlm_loss = mean_loss(logits.flatten(0, 1), labels.flatten())
+            mlm_loss = summed_loss(logits.flatten(0, 1), labels.flatten()) / words
             # sequences without an order (D1) count in the mean, as 0: the noise of few labels would
             # outweigh the masked words
-            labelled = (order != -100).float().mean()
-            order_loss = mean_loss(order_logits, order) * labelled
-            losses = torch.stack([mlm_loss, order_loss]) / micro_batches
+            order_loss = summed_loss(order_logits, order) / sequences
+            losses = torch.stack([mlm_loss, order_loss])
             losses.sum().backward()
         sums[:2] += losses.detach()
-        sums[2] += labelled / micro_batches
+        sums[2] += (order != -100).sum() / sequences
     # D6*: the mean gradient of the batch is clipped once; the official code clips the gradient of
     # each replica and adds them
     sums[3] += nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -770,26 +785,25 @@ def log_losses(run, step, sums, steps, ranks, **more):
 
 
 def training_batches(text, cfg, ranks, start):
-    """Yield (step, iterator of the micro-batches of this process) for each step from `start` on.
+    """Yield the list of the micro-batches of this process for each step from `start` on.
 
-    Each of the --accumulate micro-batches of a step has its own text, masks and dropout: the same
-    for any number of processes.
+    The sequences of a step are sorted by length into its --accumulate micro-batches, so that few
+    are padded. Text, masks and dropout of a micro-batch are the same for any number of processes.
+    Each process takes every n-th, so that all have about as many tokens.
     """
-    numbers = micro_batch_range(ranks, cfg.accumulate)
     size = cfg.batch // cfg.accumulate
-    # a thread makes the next batch; it has random generators of its own
-    made = prefetch(
-        language_batch(text.train, text.tokenizer, cfg, cfg.objective,
-                       step * cfg.batch + number * size, size, ranks.device)
-        for step in range(start, cfg.steps) for number in numbers)
-
-    def batches(step):
-        for number in numbers:
-            seed_everything(cfg.seed, "pretrain", step, number)  # dropout
-            yield next(made)
-
     for step in range(start, cfg.steps):
-        yield step, batches(step)
+        first = step * cfg.batch
+        segments = cut_segments(text.train, cfg, cfg.objective, first, cfg.batch)
+        lengths = segments.first_length + segments.second_length
+        examples = lengths.argsort(stable=True).split(size)
+        batches = []
+        for number in range(ranks.rank, cfg.accumulate, ranks.size):
+            chosen = {name: value[examples[number]] for name, value in vars(segments).items()}
+            batches.append(language_batch(
+                dataclasses.replace(segments, **chosen), text.tokenizer, cfg, cfg.objective,
+                first + number * size, ranks.device))
+        yield batches
 
 
 def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
@@ -805,20 +819,23 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     bar = progress(ranks, cfg.steps, "pretrain", start)
     pace = Pace(ranks, cfg.save_minutes)
     logged = start
+    tokens = 0
     began = None
-    for step, batches in training_batches(text, cfg, ranks, start):
+    # a thread makes the next batches; it has random generators of its own
+    for step, batches in enumerate(prefetch(training_batches(text, cfg, ranks, start)), start):
         model.train()
         if cfg.dropout_steps and step == max(start, cfg.dropout_steps):
             remove_dropout(model)
         for group in optimizer.param_groups:
             group["lr"] = peak * schedule(step, cfg.steps, warmup)
-        train_step(network, model, optimizer, batches, sums, cfg, ranks)
+        train_step(step, network, model, optimizer, batches, sums, cfg, ranks)
+        tokens += ranks.size * sum(ids.numel() for ids, *_ in batches)
         bar.update()
         done = step + 1
         stop, save, log = pace()  # SIGTERM, --save_minutes or a minute have passed
         saves = done % cfg.save_every == 0 or done == cfg.steps or stop or save
         if done % log_every == 0 or saves or log:
-            rate = per_second((done - logged) * cfg.batch * cfg.length, began)
+            rate = per_second(tokens, began)
             dev = None
             if done % cfg.save_every == 0 and done < cfg.steps:
                 # evaluated before it is saved: a resumed run repeats it
@@ -831,6 +848,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
                 print_device_use(ranks, rate, flops(cfg) / cfg.length)
             sums.zero_()
             logged = done
+            tokens = 0
             began = time.perf_counter()
         if saves:
             checkpoint.save(step=done)
@@ -853,9 +871,10 @@ def evaluate_language_model(model, text, cfg, ranks):
     for name, objective in (("mlm", "none"), ("nsp", "nsp"), ("sop", "sop")):
         totals = torch.zeros(2, device=ranks.device)  # correct, labels
         for number in range(ranks.rank * size, cfg.dev_examples, ranks.size * size):
+            segments = cut_segments(text.dev, cfg, objective, number,
+                                    min(size, cfg.dev_examples - number))
             *inputs, masked_positions, labels, order = language_batch(
-                text.dev, text.tokenizer, cfg, objective, number,
-                min(size, cfg.dev_examples - number), ranks.device)
+                segments, text.tokenizer, cfg, objective, number, ranks.device)
             if name != "mlm":
                 masked_positions = masked_positions[:, :0]
                 labels = order
