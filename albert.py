@@ -538,61 +538,50 @@ def sentence_pairs(parts, tokenizer, objective, generator):
 
 def ngram_lengths(shape, longest, generator):
     """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..longest (Sec. 4.1)."""
-    weights = 1 / torch.arange(1, longest + 1).double()
-    edges = (weights.cumsum(0) / weights.sum())[:-1]
-    chance = torch.rand(shape, generator=generator, dtype=torch.float64)
-    return torch.bucketize(chance, edges, right=True) + 1
+    weights = 1 / torch.arange(1, longest + 1)
+    drawn = torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator)
+    return drawn.view(shape) + 1
 
 
-def pick_ngrams(ids, token_type_ids, tokenizer, budget, longest, generator):
+def pick_ngrams(ids, tokenizer, budget, longest, generator):
     """The tokens to predict, (B, T) bool: n-grams of whole words at random positions, until the
     budget (B,) of tokens of each sequence is spent.
 
     As in the official code, an n-gram that does not fit the budget is shortened, and an n-gram that
-    contains a chosen word is refused. A sequence with a budget of 6 tokens and 6 words, of which
-    word 3 has three tokens and words 4 and 5 are in segment 1:
+    contains a chosen word is refused. A sequence with a budget of 6 tokens, in which [CLS] and
+    [SEP] count as words 0, 5 and 8:
 
         [CLS]  the  white  house  corre ##spon ##dents  [SEP]  left  home  [SEP]
-                0     1      2      3     3      3               4     5
+          0     1     2      3      4     4       4       5     6     7      8
 
-    N-grams are tried that begin at words 2, 1, 5 and 0, in this order, the first of 3 words, the
-    others of 2. At word 2: words 2 and 3 are chosen, 4 tokens; word 4 is not, as it is in another
-    segment. At word 1: words 1 and 2 are refused, as 2 is chosen. At word 5: there is no next word,
-    so it is chosen alone. At word 0: one token of the budget is left, so the n-gram is shortened to
-    word 0. """
+    N-grams are tried that begin at words 3, 2, 7 and 1, in this order, the first of 3 words, the
+    others of 2. At word 3: words 3 and 4 are chosen, 4 tokens; word 5 is a [SEP]. At word 2: words
+    2 and 3 are refused, as 3 is chosen. At word 7: it is chosen alone. At word 1: one token of the
+    budget is left, so the n-gram is shortened to word 1. """
     B, T = ids.shape
-    special = (ids == tokenizer.pad_id) | (ids == tokenizer.cls_id) | (ids == tokenizer.sep_id)
-    text = ~special
+    text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
     # a token begins a word by its own kind, starts_word (V,), or as the first of its segment
     begins = torch.as_tensor(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T]
     begins &= text  # (B, T)
-    word = (begins.cumsum(1) - 1).clamp(min=0)  # (B, T) the number of each token's word
-    words = begins.sum(1, keepdim=True)  # (B, 1)
-    spare = T + longest  # a column for tokens that begin no word
-    size = torch.zeros(B, spare + 1, dtype=torch.long)  # tokens of each word
-    size.scatter_add_(1, word, text.long())
-    segment = torch.full((B, spare + 1), -1)  # of each word
-    # D2*: n-grams stay inside a segment; in the official code they run across [SEP]
-    segment.scatter_(1, torch.where(begins, word, spare), token_type_ids)
+    # D2*: n-grams stay inside a segment, since special tokens are words too large for any budget;
+    # in the official code they run across [SEP]
+    word = (begins | ~text).cumsum(1) - 1  # (B, T) the number of each token's word
+    size = torch.zeros(B, T + longest, dtype=torch.long)  # tokens of each word
+    size.scatter_add_(1, word, torch.where(text, 1, T))
+    chosen = torch.zeros(B, T + longest, dtype=torch.bool)  # words
+    chance = torch.rand(B, T, generator=generator).masked_fill(~begins, 2.0)
+    order = word.gather(1, chance.argsort(1))  # (B, T) words in random order
+    drawn = ngram_lengths((B, T), longest, generator)
     reach = torch.arange(longest)
-    chance = torch.rand(B, T, generator=generator)
-    # the words of each sequence in random order, then numbers of no word
-    order = chance.masked_fill(torch.arange(T) >= words, 2.0).argsort(1)[:, :int(words.max())]
-    ngrams = order[..., None] + reach  # (B, turns, longest) words
-    totals = size.gather(1, ngrams.flatten(1)).view_as(ngrams).cumsum(2)  # tokens up to each word
-    segments = segment.gather(1, ngrams.flatten(1)).view_as(ngrams)
-    drawn = ngram_lengths((B, T), longest, generator)[:, :order.shape[1], None]
-    allowed = (reach < drawn) & (segments == segments[..., :1]) & (segments >= 0)
-    chosen = torch.zeros(B, spare + 1, dtype=torch.bool)  # words
-    left = budget[:, None].clone()
-    for turn in range(order.shape[1]):
-        ngram = ngrams[:, turn]  # (B, longest)
-        total = totals[:, turn]
-        fits = allowed[:, turn] & (total <= left)
+    left = budget[:, None]
+    for turn in range(int(begins.sum(1).max())):
+        ngram = order[:, turn, None] + reach  # (B, longest) words
+        tokens = size.gather(1, ngram).cumsum(1)
+        fits = (reach < drawn[:, turn, None]) & (tokens <= left)
         taken = chosen.gather(1, ngram)
         fits &= ~(taken & fits).any(1, keepdim=True)
         chosen.scatter_(1, ngram, taken | fits)
-        left -= (total * fits).amax(1, keepdim=True)
+        left = left - (tokens * fits).amax(1, keepdim=True)
         if not left.any():
             break
     return text & chosen.gather(1, word)
@@ -604,11 +593,11 @@ def masked_count(cfg, length=None):
     return min(most, cfg.max_predictions or most)
 
 
-def mask_tokens(ids, token_type_ids, tokenizer, cfg, generator):
+def mask_tokens(ids, tokenizer, cfg, generator):
     """N-gram masking (Sec. 4.1): a chosen token becomes [MASK] with probability 80%, a random token
     with 10%, and stays with 10%.
 
-    ids, token_type_ids: (B, T). Returns the changed ids, the masked positions and the original
+    ids: (B, T). Returns the changed ids, the masked positions and the original
     tokens there as labels, both (B, M). A sequence with fewer masked tokens has labels of -100 in
     the rest. """
     B = len(ids)
@@ -617,7 +606,7 @@ def mask_tokens(ids, token_type_ids, tokenizer, cfg, generator):
     budget = budget.round().long().clamp(1, M)
     # D14*: masks are drawn again in each pass; the official data hold 40 copies of each text with
     # fixed masks
-    chosen = pick_ngrams(ids, token_type_ids, tokenizer, budget, NGRAM, generator)
+    chosen = pick_ngrams(ids, tokenizer, budget, NGRAM, generator)
     # the chosen ones first, from left to right
     masked_positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :M]
     used = chosen.gather(1, masked_positions)
@@ -730,7 +719,7 @@ def language_batch(segments, tokenizer, cfg, objective, number, device):
     width = math.ceil(int(lengths.max()) / multiple) * multiple
     ids = ids[:, :width]
     token_type_ids = token_type_ids[:, :width]
-    ids, masked_positions, labels = mask_tokens(ids, token_type_ids, tokenizer, cfg, generator)
+    ids, masked_positions, labels = mask_tokens(ids, tokenizer, cfg, generator)
     if (lengths == ids.shape[1]).all():
         lengths = None  # GPUs have flash attention for full sequences only
     return send((ids, token_type_ids, lengths, masked_positions, labels, order), device)

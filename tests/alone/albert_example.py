@@ -21,7 +21,7 @@ for step in range(121):
     eight = torch.full((64,), 8)
     parts = SimpleNamespace(first=early, first_length=eight, second=late, second_length=eight)
     ids, segments, lengths, order = sentence_pairs(parts, tokenizer, "sop", generator)
-    ids, places, labels = mask_tokens(ids, segments, tokenizer, cfg, generator)
+    ids, places, labels = mask_tokens(ids, tokenizer, cfg, generator)
     logits, order_logits = model(ids, segments, lengths, places)
     loss = mean_loss(logits.flatten(0, 1), labels.flatten()) + mean_loss(order_logits, order)
     loss.backward()
