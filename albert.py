@@ -179,6 +179,12 @@ def gather_positions(x, positions):
     return x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
 
 
+def autocast_once(x):
+    """x in autocast's dtype: one conversion of float32 states for several linear maps."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 class Attention(nn.Module):
     """Multi-head attention, residual, LayerNorm.
 
@@ -202,9 +208,10 @@ class Attention(nn.Module):
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, T, H) -> (B, N, T, D)
 
     def forward(self, queries, x, mask):
-        q = self.split_heads(self.query(queries))  # (B, N, M, D)
-        k = self.split_heads(self.key(x))  # (B, N, T, D)
-        v = self.split_heads(self.value(x))  # (B, N, T, D)
+        states = autocast_once(x)
+        q = self.split_heads(self.query(states if queries is x else queries))  # (B, N, M, D)
+        k = self.split_heads(self.key(states))  # (B, N, T, D)
+        v = self.split_heads(self.value(states))  # (B, N, T, D)
         dropout = self.dropout.p if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout)  # (B, N, M, D)
         mixed = self.output(mixed.transpose(1, 2).flatten(2))  # (B, M, H)
