@@ -27,7 +27,6 @@ Differs: There are 24 departures from the paper, D1 to D24: grep -n '# D[0-9]' a
 """
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import os
@@ -102,7 +101,7 @@ class Config:
     weight_decay: float = 0.01  # not of biases and LayerNorms (official code); --finetune too
     save_every: int = 1000  # steps between checkpoints, and between evaluations [>= 1]
     save_minutes: float = 0  # minutes between further checkpoints; 0: none
-    dev_examples: int = 1024  # held-out sequences of an evaluation [>= 1]
+    dev_examples: int = 1024  # held-out sequences of an evaluation, rounded up to 64s [>= 1]
     # fine-tuning; default: by the recipe
     recipe: Literal["auto", "table14", "v2", "demo"] = "auto"  # auto: by the model of --init
     finetune_epochs: float | None = None  # passes over the examples, not Table 14's steps [> 0]
@@ -127,8 +126,9 @@ XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
     "demo": dict(  # minutes on two cores; lr: 4.4e-3 for batch 32
-        vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60, positions=128,
-        init_std=0.1, dropout=0.0, length=64, steps=10000, batch=32, lr=0.05, warmup=0.1),
+        vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60,
+        positions=128, init_std=0.1, dropout=0.0,
+        length=64, steps=10000, batch=32, lr=0.05, warmup=0.1),
     "base": dict(),
     "large": LARGE,
     # D12*: xlarge has H / 64 = 32 heads (Sec. 3.1); the released one has 16
@@ -138,7 +138,8 @@ PRESETS = {
     "xxlarge-1.5m": dict(XXLARGE, dropout=0.0, steps=1_500_000),  # Tables 9, 10
     "bert-base": dict(embedding=0, share="none"),
     "bert-large": dict(LARGE, embedding=0, share="none"),
-    "dry_run": dict(steps=2, dev_examples=32, train_examples=64, runs=1, finetune_epochs=None),
+    "dry_run": dict(
+        steps=2, dev_examples=32, train_examples=64, runs=1, finetune_epochs=None),
 }
 CLIP = 1.0  # largest gradient norm (official code)
 # D3*: 15% of the tokens are predicted, 77 of 512; the official code has at most 20
@@ -176,7 +177,8 @@ def init_weights(std, *roots):
 
 def gather_positions(x, positions):
     """The states (B, M, H) of x (B, T, H) at positions (B, M)."""
-    return x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
+    index = positions[..., None].expand(-1, -1, x.shape[-1])  # (B, M, H)
+    return x.gather(1, index)
 
 
 def autocast_once(x):
@@ -205,7 +207,8 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
 
     def split_heads(self, x):
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, T, H) -> (B, N, T, D)
+        x = x.unflatten(2, (self.heads, -1))
+        return x.transpose(1, 2)  # (B, T, H) -> (B, N, T, D)
 
     def forward(self, queries, x, mask):
         states = autocast_once(x)
@@ -283,8 +286,7 @@ class Encoder(nn.Module):
         positions = torch.arange(ids.shape[1], device=ids.device)  # (T,)
         mask = None
         if lengths is not None:
-            # an empty sequence sees its first token: a softmax over nothing would be NaN
-            mask = positions < lengths.clamp(min=1)[:, None]  # (B, T)
+            mask = positions < lengths[:, None]  # (B, T)
             mask = mask[:, None, None]  # (B, 1, 1, T)
         x = self.token_embedding(ids) + self.token_type_embedding(token_type_ids)  # (B, T, E)
         x = x + self.position_embedding(positions)
@@ -330,8 +332,9 @@ class LanguageModel(nn.Module):
     def forward(self, ids, token_type_ids, lengths, masked_positions):
         """MLM logits (B, M, V) at masked_positions (B, M), and order logits (B, 2)."""
         x = self.encoder(ids, token_type_ids, lengths, masked_positions)  # (B, 1 + M, H)
-        logits = self.mlm(x[:, 1:], self.encoder.token_embedding.weight)
-        return logits, self.order(torch.tanh(self.pooler(x[:, 0])))
+        embedding = self.encoder.token_embedding.weight
+        pooled = torch.tanh(self.pooler(x[:, 0]))  # (B, H)
+        return self.mlm(x[:, 1:], embedding), self.order(pooled)
 
 
 # Models of tasks, with their losses. A batch has ids, segments (B, T), lengths (B,) unless there is
@@ -354,7 +357,8 @@ class Classifier(nn.Module):
         ids = batch["ids"]
         only_cls = ids[:, :0]  # (B, 0) masked positions
         x = self.encoder(ids, batch["segments"], batch.get("lengths"), only_cls)  # (B, 1, H)
-        return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
+        pooled = torch.tanh(self.pooler(x[:, 0]))  # (B, H)
+        return self.head(self.dropout(pooled))
 
     def loss(self, batch):
         logits = self(batch).float()
@@ -370,7 +374,8 @@ class MultipleChoice(Classifier):
     def forward(self, batch):
         options = {name: batch[name].flatten(0, 1)
                    for name in ("ids", "segments", "lengths") if name in batch}
-        return super().forward(options).view(batch["ids"].shape[:2])  # (B C, 1) -> (B, C)
+        logits = super().forward(options)  # (B C, 1)
+        return logits.view(batch["ids"].shape[:2])
 
 
 class SpanModel(nn.Module):
@@ -388,8 +393,8 @@ class SpanModel(nn.Module):
 
     def loss(self, batch):
         start, end = self(batch).float().unbind(-1)  # 2 x (B, T)
-        losses = F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])
-        return losses / 2
+        start_loss = F.cross_entropy(start, batch["start"])
+        return (start_loss + F.cross_entropy(end, batch["end"])) / 2
 
 
 class AnswerModel(nn.Module):
@@ -414,13 +419,14 @@ class AnswerModel(nn.Module):
         """States (B, T, H), start logits (B, T) and the score of "no answer" (B,), high where there
         is none."""
         x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"))
-        start = self.answer["start"](x)[..., 0].float()  # (B, T)
+        start = self.answer.start(x)[..., 0].float()  # (B, T)
         start = start.masked_fill(batch["p_mask"], -1e30)
         weights = start.softmax(-1).to(x.dtype)
         summary = torch.einsum("bt,bth->bh", weights, x)  # where an answer would start
-        mixed = self.answer["null_mix"](torch.cat([summary, x[:, 0]], dim=-1))  # (B, 2H) -> (B, H)
-        null = self.answer["null"](self.dropout(torch.tanh(mixed)))[:, 0].float()  # (B,)
-        return x, start, null
+        pair = torch.cat([summary, x[:, 0]], dim=-1)  # (B, 2H)
+        mixed = torch.tanh(self.answer.null_mix(pair))  # (B, H)
+        null = self.answer.null(self.dropout(mixed))[:, 0]
+        return x, start, null.float()
 
     def end_logits(self, x, starts, p_mask):
         """End logits (B, K, T) given the starts (B, K).
@@ -428,20 +434,23 @@ class AnswerModel(nn.Module):
         The map of [token; start] is a map of the token plus a map of the start, so the pairs need
         no (B, K, T, 2H) tensor. """
         H = x.shape[-1]
-        mix = self.answer["end_mix"]
+        mix = self.answer.end_mix
         tokens = F.linear(x, mix.weight[:, :H])  # (B, T, H)
-        begins = F.linear(gather_positions(x, starts), mix.weight[:, H:], mix.bias)  # (B, K, H)
+        begins = gather_positions(x, starts)
+        begins = F.linear(begins, mix.weight[:, H:], mix.bias)  # (B, K, H)
         mixed = tokens[:, None] + begins[:, :, None]  # (B, K, T, H)
-        mixed = self.answer["end_norm"](torch.tanh(mixed))
-        logits = self.answer["end"](mixed)[..., 0]  # (B, K, T)
+        mixed = self.answer.end_norm(torch.tanh(mixed))
+        logits = self.answer.end(mixed)[..., 0]  # (B, K, T)
         return logits.float().masked_fill(p_mask[:, None], -1e30)
 
     def loss(self, batch):
         """The end is scored given the true start."""
         x, start, null = self.read(batch)
         end = self.end_logits(x, batch["start"][:, None], batch["p_mask"])[:, 0]  # (B, T)
-        spans = F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])
-        return spans / 2 + F.binary_cross_entropy_with_logits(null, batch["impossible"]) / 2
+        start_loss = F.cross_entropy(start, batch["start"])
+        end_loss = F.cross_entropy(end, batch["end"])
+        null_loss = F.binary_cross_entropy_with_logits(null, batch["impossible"])
+        return (start_loss + end_loss) / 2 + null_loss / 2
 
     def forward(self, batch):
         """Beam search, the best ends of each of the best starts: starts, ends, scores (B, K * K),
@@ -486,7 +495,8 @@ def flops(cfg):
     states = (cfg.layers - 1) * T + 1 + M  # the last layer has those of [CLS] and masked positions
     rest = 4 * states * (H * H + H * cfg.ffn + T * H)
     order = 2 * H * H + 4 * H
-    return mapping + keys_and_values + rest + order + 2 * M * (H * E + E * cfg.vocab_size)
+    words = 2 * M * (H * E + E * cfg.vocab_size)
+    return mapping + keys_and_values + rest + order + words
 
 # --- objective ------------
 # All random numbers come from one generator: an example depends on its number in the stream alone.
@@ -502,10 +512,12 @@ def join(segment_a, length_a, segment_b, length_b, tokenizer):
     positions = torch.arange(width + 3).expand(size, -1)  # (B, T)
     first_sep = length_a[:, None] + 1  # (B, 1) its position
     last_sep = first_sep + torch.where(length_b > 0, length_b + 1, 0)[:, None]
-    ids = segment_a.gather(1, (positions - 1).clamp(0, width - 1))  # (B, width) -> (B, T)
-    tokens_b = segment_b.gather(1, (positions - first_sep - 1).clamp(0, width - 1))  # (B, T)
-    ids = torch.where(positions > first_sep, tokens_b, ids)
-    ids = ids.masked_fill((positions == first_sep) | (positions == last_sep), tokenizer.sep_id)
+    index_a = (positions - 1).clamp(0, width - 1)
+    index_b = (positions - first_sep - 1).clamp(0, width - 1)
+    ids = segment_a.gather(1, index_a)  # (B, width) -> (B, T)
+    ids = torch.where(positions > first_sep, segment_b.gather(1, index_b), ids)
+    is_sep = (positions == first_sep) | (positions == last_sep)
+    ids = ids.masked_fill(is_sep, tokenizer.sep_id)
     ids = ids.masked_fill(positions > last_sep, tokenizer.pad_id)
     ids = ids.masked_fill(positions == 0, tokenizer.cls_id)
     token_type_ids = (positions > first_sep) & (positions <= last_sep)
@@ -518,35 +530,34 @@ def sentence_pairs(parts, tokenizer, objective, generator):
     parts: data.corpus.Segments: first, second and other (from another document), each (B, width),
     with their lengths first_length, second_length, other_length (B,), 0 for none. Returns ids,
     token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none. """
-    segment_a = parts.first
-    segment_b = parts.second
-    length_a = parts.first_length
-    length_b = parts.second_length
-    labels = (torch.rand(len(segment_a), generator=generator) < 0.5).long()
+    original = parts.first, parts.first_length, parts.second, parts.second_length
     # D1*: a text without a sentence boundary is one segment and has no label; the official code
     # pairs it with another document and calls that "swapped"
-    labelled = length_b > 0  # (B,)
+    labelled = parts.second_length > 0  # (B,)
     if objective == "sop":  # 0: in their order, 1: swapped
-        swapped = labelled & labels.bool()
-        segment_a = torch.where(swapped[:, None], parts.second, parts.first)
-        segment_b = torch.where(swapped[:, None], parts.first, parts.second)
-        length_a = torch.where(swapped, parts.second_length, parts.first_length)
-        length_b = torch.where(swapped, parts.first_length, parts.second_length)
+        changed = *original[2:], *original[:2]
     elif objective == "nsp":  # 0: consecutive, 1: B is from another document
+        changed = *original[:2], parts.other, parts.other_length
         labelled = labelled & (parts.other_length > 0)
-        foreign = labelled & labels.bool()
-        segment_b = torch.where(foreign[:, None], parts.other, segment_b)
-        length_b = torch.where(foreign, parts.other_length, length_b)
     else:  # none: always in their order
+        changed = original
         labelled = torch.zeros_like(labelled)
-    labels = labels.masked_fill(~labelled, -100)
-    return *join(segment_a, length_a, segment_b, length_b, tokenizer), labels
+    chance = torch.rand(len(labelled), generator=generator)
+    labels = (chance < 0.5).long().masked_fill(~labelled, -100)
+    pairs = []
+    for one, other in zip(original, changed):
+        swap = labels > 0  # (B,)
+        if one.dim() == 2:
+            swap = swap[:, None]
+        pairs.append(torch.where(swap, other, one))
+    return *join(*pairs, tokenizer), labels
 
 
 def ngram_lengths(shape, longest, generator):
     """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..longest (Sec. 4.1)."""
     weights = 1 / torch.arange(1, longest + 1)
-    drawn = torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator)
+    drawn = torch.multinomial(
+        weights, math.prod(shape), replacement=True, generator=generator)
     return drawn.view(shape) + 1
 
 
@@ -566,9 +577,12 @@ def pick_ngrams(ids, tokenizer, budget, longest, generator):
     2 and 3 are refused, as 3 is chosen. At word 7: it is chosen alone. At word 1: one token of the
     budget is left, so the n-gram is shortened to word 1. """
     B, T = ids.shape
-    text = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.sep_id)
+    text = ids != tokenizer.pad_id
+    text &= ids != tokenizer.cls_id
+    text &= ids != tokenizer.sep_id
     # a token begins a word by its own kind, starts_word (V,), or as the first of its segment
-    begins = torch.as_tensor(tokenizer.starts_word)[ids] | ~F.pad(text, (1, 0))[:, :T]
+    begins = torch.as_tensor(tokenizer.starts_word)[ids]
+    begins |= ~F.pad(text, (1, 0))[:, :T]
     begins &= text  # (B, T)
     # D2*: n-grams stay inside a segment, since special tokens are words too large for any budget;
     # in the official code they run across [SEP]
@@ -576,8 +590,9 @@ def pick_ngrams(ids, tokenizer, budget, longest, generator):
     size = torch.zeros(B, T + longest, dtype=torch.long)  # tokens of each word
     size.scatter_add_(1, word, torch.where(text, 1, T))
     chosen = torch.zeros(B, T + longest, dtype=torch.bool)  # words
-    chance = torch.rand(B, T, generator=generator).masked_fill(~begins, 2.0)
-    order = word.gather(1, chance.argsort(1))  # (B, T) words in random order
+    chance = torch.rand(B, T, generator=generator)
+    order = chance.masked_fill(~begins, 2.0).argsort(1)
+    order = word.gather(1, order)  # (B, T) words in random order
     drawn = ngram_lengths((B, T), longest, generator)
     reach = torch.arange(longest)
     left = budget[:, None]
@@ -615,7 +630,8 @@ def mask_tokens(ids, tokenizer, cfg, generator):
     # fixed masks
     chosen = pick_ngrams(ids, tokenizer, budget, NGRAM, generator)
     # the chosen ones first, from left to right
-    masked_positions = chosen.int().argsort(dim=1, descending=True, stable=True)[:, :M]
+    masked_positions = chosen.int().argsort(dim=1, descending=True, stable=True)
+    masked_positions = masked_positions[:, :M]
     used = chosen.gather(1, masked_positions)
     originals = ids.gather(1, masked_positions)
     chance = torch.rand(B, M, generator=generator)
@@ -666,7 +682,8 @@ class Lamb(torch.optim.Optimizer):
     bound and is 1 where a norm is 0. Biases and LayerNorms have neither decay nor ratio.
     adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning (official code). """
 
-    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01, adapt=True):
+    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01,
+                 adapt=True):
         parameters = list(parameters)
         matrices = [value for value in parameters if value.dim() > 1]
         vectors = [value for value in parameters if value.dim() == 1]  # biases and LayerNorms
@@ -677,26 +694,27 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
+            b1, b2 = group["betas"]
             for w in group["params"]:
-                if w.grad is not None:
-                    self.step_tensor(w, group)
-
-    def step_tensor(self, w, group):
-        b1, b2 = group["betas"]
-        state = self.state[w]
-        if not state:
-            state["m"] = torch.zeros_like(w)
-            state["v"] = torch.zeros_like(w)
-        # D18: LAMB has no bias correction of m and v, as in the official code; You et al. have it
-        state["m"].lerp_(w.grad, 1 - b1)
-        state["v"].mul_(b2).addcmul_(w.grad, w.grad, value=1 - b2)
-        u = state["m"] / (state["v"].sqrt() + group["eps"])
-        u.add_(w, alpha=group["weight_decay"])
-        if group["adapt"]:
-            w_norm = w.norm()
-            u_norm = u.norm()
-            u *= torch.where((w_norm > 0) & (u_norm > 0), w_norm / u_norm, 1.0)
-        w.add_(u, alpha=-group["lr"])
+                if w.grad is None:
+                    continue
+                state = self.state[w]
+                if not state:
+                    state["m"] = torch.zeros_like(w)
+                    state["v"] = torch.zeros_like(w)
+                # D18: LAMB has no bias correction of m and v, as in the official code; You et al.
+                # have it
+                state["m"].lerp_(w.grad, 1 - b1)
+                state["v"].mul_(b2)
+                state["v"].addcmul_(w.grad, w.grad, value=1 - b2)
+                u = state["m"] / (state["v"].sqrt() + group["eps"])
+                u.add_(w, alpha=group["weight_decay"])
+                if group["adapt"]:
+                    w_norm = w.norm()
+                    u_norm = u.norm()
+                    has_ratio = (w_norm > 0) & (u_norm > 0)
+                    u *= torch.where(has_ratio, w_norm / u_norm, 1.0)
+                w.add_(u, alpha=-group["lr"])
 
 
 def schedule(step, steps, warmup):
@@ -719,7 +737,8 @@ def language_batch(segments, tokenizer, cfg, objective, number, device):
     """Segments as inputs and labels, on the device: ids, token_type_ids (B, T), lengths (B,) or
     None, masked_positions and their labels (B, M), order (B,). number: of the first example, which
     seeds the masks."""
-    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", objective, number))
+    seed = seed_of(cfg.seed, "mask", objective, number)
+    generator = torch.Generator().manual_seed(seed)
     ids, token_type_ids, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     # T is rounded up, so that torch.compile and GPUs meet at most eight widths
     multiple = max(8, cfg.length // 8)
@@ -795,7 +814,8 @@ def training_batches(text, cfg, ranks, start):
         examples = lengths.argsort(stable=True).split(size)
         batches = []
         for number in range(ranks.rank, cfg.accumulate, ranks.size):
-            chosen = {name: value[examples[number]] for name, value in vars(segments).items()}
+            chosen = {name: value[examples[number]]
+                      for name, value in vars(segments).items()}
             batches.append(language_batch(
                 dataclasses.replace(segments, **chosen), text.tokenizer, cfg, cfg.objective,
                 first + number * size, ranks.device))
@@ -818,7 +838,8 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     tokens = 0
     began = None
     # a thread makes the next batches; it has random generators of its own
-    for step, batches in enumerate(prefetch(training_batches(text, cfg, ranks, start)), start):
+    made = prefetch(training_batches(text, cfg, ranks, start))
+    for step, batches in enumerate(made, start):
         model.train()
         if cfg.dropout_steps and step == max(start, cfg.dropout_steps):
             remove_dropout(model)
@@ -837,8 +858,9 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
                 # evaluated before it is saved: a resumed run repeats it
                 result = evaluate_language_model(model, text, cfg, ranks)
                 dev = {f"{name}_accuracy": result[name] for name in result["scored"]}
-            losses = log_losses(run, done, sums, done - logged, ranks, lr=group["lr"],
-                                tokens_per_second=rate, dev=dev)
+            losses = log_losses(
+                run, done, sums, done - logged, ranks,
+                lr=group["lr"], tokens_per_second=rate, dev=dev)
             bar.set_postfix(**losses, tok_s=rate)
             if cfg.dry_run:
                 print_device_use(ranks, rate, flops(cfg) / cfg.length)
@@ -862,13 +884,12 @@ def evaluate_language_model(model, text, cfg, ranks):
     # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    size = min(64, cfg.dev_examples)
+    size = 64
     result = {"scored": {}}
     for name, objective in (("mlm", "none"), ("nsp", "nsp"), ("sop", "sop")):
         totals = torch.zeros(2, device=ranks.device)  # correct, labels
         for number in range(ranks.rank * size, cfg.dev_examples, ranks.size * size):
-            segments = cut_segments(text.dev, cfg, objective, number,
-                                    min(size, cfg.dev_examples - number))
+            segments = cut_segments(text.dev, cfg, objective, number, size)
             *inputs, masked_positions, labels, order = language_batch(
                 segments, text.tokenizer, cfg, objective, number, ranks.device)
             if name != "mlm":
@@ -877,36 +898,27 @@ def evaluate_language_model(model, text, cfg, ranks):
             with autocast(cfg.dtype, ranks.device):
                 logits = model(*inputs, masked_positions)[name != "mlm"]
             correct = (logits.argmax(-1) == labels).sum()
-            totals += torch.stack([correct, (labels != -100).sum()])
+            labelled = (labels != -100).sum()
+            totals += torch.stack([correct, labelled])
         correct, labelled = reduce_mean(ranks, *totals.tolist())
         result[name] = correct / labelled if labelled else None
         result["scored"][name] = round(labelled * ranks.size)
     return result
 
 
-def accuracy_line(result, objective):
-    """What a finished pre-training prints: accuracies of what was trained."""
-    names = ["mlm"] if objective == "none" else ["mlm", "nsp", "sop"]
-    scores = [f"{name} {100 * result[name]:.1f} (of {result['scored'][name]})"
-              for name in names if result[name] is not None]
-    return (f"held-out accuracy in percent: {', '.join(scores)}; "
-            f"majority baseline of mlm {100 * result['mlm_baseline']:.1f}")
-
-
 def open_inputs(cfg, ranks, action, *needs, **tasks):
     """Complete cfg and open what a training reads: (Pretrained or None, RunFolder, Data). Nothing
     changes cfg afterwards."""
     source = from_pretrained(cfg)
-    flag = "finetune_length"
+    longest = cfg.finetune_length or 0
     if action == "pretrain":
-        flag = "length"
+        longest = cfg.length
         set_accumulate(cfg, ranks)
         if cfg.dry_run:
             cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
-    longest = getattr(cfg, flag) or 0
     if longest > cfg.positions:
-        raise UserError(f"--{flag} {longest}: the model has {cfg.positions} positions; pre-train "
-                        f"with --positions {longest}")
+        raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
+                        f"pre-train with --positions {longest}")
     run, data = open_run(cfg, action, ranks, *needs, **tasks)
     if source and data.tokenizer:
         size = len(source.weights["encoder.token_embedding.weight"])
@@ -939,9 +951,17 @@ def pretrain(cfg):
                                     optimizer=optimizer)
             train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
             result = evaluate_language_model(model, text, cfg, ranks)
-            run.finish({"steps": cfg.steps, "parameters": count(model), **result,
-                        "mlm_baseline": text.dev.commonest()})
-        print0(ranks, accuracy_line(run.finished, cfg.objective))
+            run.finish({
+                "steps": cfg.steps,
+                "parameters": count(model),
+                **result,
+                "mlm_baseline": text.dev.commonest(),
+            })
+        result = run.finished
+        for name, number in result["scored"].items():
+            if number and (name == "mlm" or cfg.objective != "none"):
+                print0(ranks, f"held-out {name} accuracy {100 * result[name]:.1f} (of {number})")
+        print0(ranks, f"majority baseline of mlm {100 * result['mlm_baseline']:.1f}")
         words = words_after_training(cfg, run.folder, f"{run.folder}-exported")
         run.ends(cfg, "checkpoint.pt", *words)
 
@@ -950,8 +970,8 @@ def check_pairs(text, cfg):
     """UserError if the objective needs sequences with an order and there are none."""
     if cfg.objective == "none":
         return
-    runs = text.train.sentence_runs(0, 8192, cfg.length - 3, cfg.seed, SHORT, others=False)
-    if not runs.second_length.any():
+    segments = cut_segments(text.train, cfg, "sop", 0, 8192)
+    if not segments.second_length.any():
         raise UserError(
             f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; "
             "raise it, or write one sentence a line and blank lines between documents, or use "
@@ -1000,12 +1020,9 @@ def from_pretrained(cfg, required=False):
 
 def read_run(cfg, path, config):
     """from_pretrained of a run folder of ours, or of a task's folder in one."""
-    settings = config.get("settings", {})
-    # layers can be added only where all of them share their weights
-    shape = SHAPE if settings.get("share") == "all" else (*SHAPE, "layers")
-    owned = read_init(cfg, {"pretrain": shape, "finetune": shape}, FREE)
+    owned = read_init(cfg, {"pretrain": SHAPE, "finetune": SHAPE}, FREE)
     task = next(iter(owned.keys() - {"model", "optimizer"}), "")
-    demo = cfg.preset == settings["preset"] == "demo"
+    demo = cfg.preset == config["settings"]["preset"] == "demo"
     return Pretrained(path, owned[task or "model"], task, "demo" if demo else "table14")
 
 
@@ -1022,16 +1039,15 @@ def start_from(model, source, task=""):
     """Copy the weights of a Pretrained into a model; returns a line on it. The encoder must fit
     (UserError); a task's head is loaded if it is this task's and fits."""
     weights = source.weights
-    note = ""
     if source.task not in ("", task):
-        weights = {name: value for name, value in weights.items() if not name.startswith(HEADS)}
-        note = f"; the head of {source.task} is ignored too"
+        weights = {name: value for name, value in weights.items()
+                   if not name.startswith(HEADS)}
     faults = [name for name in model.state_dict().keys() ^ weights.keys()
               if name.startswith("encoder.")]
     if faults:
         raise UserError(f"{source.path}: its weights do not fit this model; missing or "
                         f"unexpected: {', '.join(sorted(faults))}")
-    return take_over(model, weights, source.path, HEADS) + note
+    return take_over(model, weights, source.path, HEADS)
 
 
 def export(cfg, folder):
@@ -1042,8 +1058,8 @@ def export(cfg, folder):
     length = config.get("settings", config).get("finetune_length")  # for --predict
     cfg = dataclasses.replace(cfg, finetune_length=length)
     tokenizer = load_tokenizer(cfg.tokenizer)
-    groups = max(blocks(cfg))
-    print(hf_models.write_albert(folder, source.weights, source.task, cfg, groups, tokenizer))
+    print(hf_models.write_albert(
+        folder, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer))
 
 
 # Fine-tuning (App. A.4). A job is one run of one task
@@ -1078,8 +1094,15 @@ def recipes(cfg):
             # rate for RACE, they diverge (official README)
             dropout = 0.0
             lr = 1e-5 if name == "RACE" else lr
-        result[name] = Recipe(lr, batch, steps=2 if cfg.dry_run else steps, warmup=warmup / steps,
-                              dropout=dropout, length=min(length, cfg.positions), main=main)
+        result[name] = Recipe(
+            lr,
+            batch,
+            steps=2 if cfg.dry_run else steps,
+            warmup=warmup / steps,
+            dropout=dropout,
+            length=min(length, cfg.positions),
+            main=main,
+        )
     return result
 
 
@@ -1091,19 +1114,16 @@ def task_model(task, cfg):
     return (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
 
 
-def probabilities(task, outputs):
-    """What --ensemble averages: probabilities (n, C) of a "class" or "choice", scores (n, 1) of a
-    "value", squad.Predictions of a "span"."""
-    if task.kind == "span":
-        return task.answers(outputs)
-    return outputs if task.kind == "value" else outputs.softmax(-1)
-
-
 def save_predictions(task, outputs, folder):
-    """Write predictions.pt for --ensemble: {split: probabilities}, and for which examples."""
-    if task.kind == "span":
-        outputs = {split: each._asdict() for split, each in outputs.items()}
-    save_file(folder / "predictions.pt", {"data": fingerprint(task), "outputs": outputs})
+    """Write predictions.pt for --ensemble: {split: probabilities (n, C) of a "class" or "choice",
+    scores (n, 1) of a "value", squad.Predictions of a "span"}, and for which examples."""
+    kept = {}
+    for split, each in outputs.items():
+        if task.kind == "span":
+            kept[split] = task.answers(each)._asdict()
+        else:
+            kept[split] = each if task.kind == "value" else each.softmax(-1)
+    save_file(folder / "predictions.pt", {"data": fingerprint(task), "outputs": kept})
 
 
 def train_task(task, number, source, cfg, tokenizer, folder, run):
@@ -1114,7 +1134,8 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
     note = start_from(model, source, task.name)
     print0(run.ranks, f"{folder.name}: {note}")
     model = move(model, run.ranks.device)
-    optimizer = Lamb(model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
+    optimizer = Lamb(
+        model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     warmup = round(task.recipe.warmup * task.steps)
 
     def rate(step):
@@ -1125,9 +1146,9 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
     # D8*: evaluations are evenly spaced; the official code evaluates every 100 steps
     result, outputs = finetune_job(
         model, task, optimizer, rate, cfg, run.ranks.device, (seed,), folder, run,
-        accumulate=cfg.accumulate, evaluate_at=task.evaluation_steps(cfg.eval_every))
+        accumulate=cfg.accumulate,
+        evaluate_at=task.evaluation_steps(cfg.eval_every))
     if outputs:
-        outputs = {split: probabilities(task, each) for split, each in outputs.items()}
         save_predictions(task, outputs, folder)
         keep_model(folder, "finetune", cfg, tokenizer, **{task.name: model})
     return {**result, "start": note}
@@ -1147,8 +1168,7 @@ def answer(cfg, path):
 
 def fingerprint(task):
     """A hash of the examples that are predicted."""
-    predicted = [examples for split, examples in task.examples.items() if split != "train"]
-    return hashlib.sha256(repr(predicted).encode()).hexdigest()
+    return seed_of(*(examples for split, examples in task.examples.items() if split != "train"))
 
 
 def ensemble_job(name, cfg, folder):
@@ -1163,13 +1183,20 @@ def ensemble_job(name, cfg, folder):
             raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
         members[path] = saved["outputs"]
     folder.mkdir(parents=True, exist_ok=True)
-    chosen = choose_members({path: outputs["dev"] for path, outputs in members.items()}, task)
+    dev = {path: outputs["dev"] for path, outputs in members.items()}
+    chosen = choose_members(dev, task)
     outputs = {split: average_predictions([members[path][split] for path in chosen])
                for split in task.splits if split != "train"}
-    save_predictions(task, outputs, folder)
     metrics = write_outputs(task, outputs, folder)
-    return {"job": folder.name, "task": name, "setting": [], "members": chosen, "diverged": None,
-            "metrics": metrics, **task.context(outputs["dev"])}
+    return {
+        "job": folder.name,
+        "task": name,
+        "setting": [],
+        "members": chosen,
+        "diverged": None,
+        "metrics": metrics,
+        **task.context(outputs["dev"]),
+    }
 
 
 def choose_members(predictions, task):
@@ -1181,7 +1208,8 @@ def choose_members(predictions, task):
         return task.score("dev", mean)["main"]
 
     ranked = sorted(predictions, key=lambda name: -score([name]))
-    return max((ranked[:size] for size in range(len(ranked), 0, -1)), key=score)
+    sizes = range(len(ranked), 0, -1)
+    return max((ranked[:size] for size in sizes), key=score)
 
 
 def average_predictions(several):
@@ -1200,7 +1228,8 @@ def average_predictions(several):
         result.texts[key] = ranked[0][0]
         result.nbest[key] = [{"text": text, "score": value, "probability": value}
                              for text, value in ranked]
-        result.null_odds[key] = statistics.mean(member["null_odds"][key] for member in several)
+        odds = [member["null_odds"][key] for member in several]
+        result.null_odds[key] = statistics.mean(odds)
     return result
 
 
@@ -1263,9 +1292,13 @@ def describe(cfg):
     forward = flops(cfg)
     activations = cfg.layers * [layer_activations(cfg.length, cfg.hidden, cfg.ffn)]
     logits = masked_count(cfg) * cfg.vocab_size
-    cost = training_cost(cfg, total, forward, activations, logits, cfg.steps, cfg.batch)
-    result = {"parameters": total, "parts": by_part, "flops": forward,
-              "flops_counting": flops.__doc__, **cost}
+    result = {
+        "parameters": total,
+        "parts": by_part,
+        "flops": forward,
+        "flops_counting": flops.__doc__,
+        **training_cost(cfg, total, forward, activations, logits, cfg.steps, cfg.batch),
+    }
     print(json.dumps(result, indent=2))
 
 # --- command line ---------
