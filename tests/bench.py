@@ -102,14 +102,15 @@ def bert(shape, batch, tokens):
 def albert_base(shape, batch, tokens):
     from transformers import AlbertConfig, AlbertForPreTraining
     E = min(128, shape["hidden"] // 2)
-    cfg = albert.Config(**shape, embedding=E, dtype="float32", dropout=0.1, length=tokens)
+    cfg = albert.Config(**shape, embedding=E, dtype="float32", dropout=0.1, length=tokens,
+                        batch=batch)
     ours = prepare_model(albert.LanguageModel(cfg).train(), ALONE)
     optimizer = albert.Lamb(ours.parameters(), 1e-4, weight_decay=cfg.weight_decay)
     made, inputs = masked_text(batch, tokens, cfg.vocab_size)
     sums = torch.zeros(4)
     theirs = AlbertForPreTraining(their_config(AlbertConfig, shape, embedding_size=E)).train()
     step = their_step(theirs, lambda: theirs(**inputs, sentence_order_label=made[-1]).loss)
-    return lambda: albert.update(ours, ours, optimizer, [made], sums, cfg, ALONE), step
+    return lambda: albert.train_step(0, ours, ours, optimizer, [made], sums, cfg, ALONE), step
 
 
 def translation(shape, batch, tokens, beam=4):

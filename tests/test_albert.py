@@ -3,10 +3,7 @@ fine-tuning."""
 import dataclasses
 import json
 import math
-import re
 import shlex
-import shutil
-from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
 
@@ -16,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 import albert
-from common import finetune as common_finetune
 from common.cli import UserError
 from common.checkpoint import read_json, read_jsonl
 from common.distributed import Ranks
+from common.finetune import Recipe
 from common.tokenization import load_tokenizer
 from conftest import ROOT, filled
 from data import hf_models
@@ -27,7 +24,6 @@ from data.corpus import Corpus
 from data.inputs import Data
 from data.text import train_sentencepiece
 from small_runs import TRAINED, write
-from test_corpus import made_by_hand
 from tests.claims import albert as claims
 
 CPU = torch.device("cpu")
@@ -39,16 +35,21 @@ def tiny(**changes):
     return dataclasses.replace(TINY, **changes)
 
 
-def example(B=3, T=12):
-    """ids, token_type_ids (B, T), lengths (B,) with padding."""
-    ids = torch.randint(5, 60, (B, T), generator=torch.Generator().manual_seed(1))
-    lengths = torch.tensor([T, T - 3, T - 7])
-    segments = (torch.arange(T) >= 5).long().expand(B, T).contiguous()
-    return ids.masked_fill(torch.arange(T) >= lengths[:, None], 0), segments, lengths
+def example():
+    """ids, token_type_ids (3, 12), lengths (3,) with padding."""
+    ids = torch.randint(5, 60, (3, 12), generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor([12, 9, 5])
+    token_type_ids = (torch.arange(12) >= 5).long().repeat(3, 1)
+    ids[torch.arange(12) >= lengths[:, None]] = 0
+    return ids, token_type_ids, lengths
 
 
 def run_main(*words):
     assert albert.main([str(word) for word in words]) == 0
+
+
+def numbers(text):
+    return [int(word) for word in text.split()]
 
 
 def generator():
@@ -105,32 +106,30 @@ def test_parameters_of_groups_and_of_task_heads():
 # --- model ---------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def test_padding_changes_nothing():
     torch.manual_seed(0)
     model = albert.LanguageModel(tiny())
-    ids, segments, lengths = example()
+    *inputs, lengths = example()
     positions = torch.tensor([[1, 2], [3, 4], [0, 2]])
-    logits, order = model(ids, segments, lengths, positions)
-    for row, n in enumerate(lengths.tolist()):
-        one = slice(row, row + 1)
-        alone, alone_order = model(ids[one, :n], segments[one, :n], None, positions[one])
-        close(alone[0], logits[row], rtol=1e-5, atol=1e-6)
-        close(alone_order[0], order[row], rtol=1e-5, atol=1e-6)
+    outputs = model(*inputs, lengths, positions)
+    for number, length in enumerate(lengths):
+        one = slice(number, number + 1)
+        alone = model(*(value[one, :length] for value in inputs), None, positions[one])
+        for ours, expected in zip(alone, outputs):
+            close(ours, expected[one], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{"share": "none", "embedding": 0}, {"layers": 1},
-                                     {"recompute": True}])
-@pytest.mark.parametrize("lengths", [None, torch.tensor([8, 6, 7])])
-def test_the_last_layer_only_at_masked_positions_and_recomputation(changes, lengths):
+@pytest.mark.parametrize("changes", [{"share": "none", "embedding": 0}, {"recompute": True}])
+def test_the_last_layer_only_at_masked_positions_and_recomputation(changes):
     """The same states, [CLS] first, and the same gradients."""
     torch.manual_seed(0)
     part = albert.Encoder(tiny(**changes)).train()
     whole = albert.Encoder(tiny(**changes | {"recompute": False})).train()
     whole.load_state_dict(part.state_dict())
-    positions = torch.tensor([[3, 1], [5, 5], [2, 6]])
-    inputs = torch.randint(5, 60, (3, 8)), torch.randint(2, (3, 8)), lengths
-    states = part(*inputs, positions)
-    expected = albert.gather_positions(whole(*inputs), F.pad(positions, (1, 0)))
+    positions = torch.tensor([[3, 1], [5, 5], [2, 4]])
+    states = part(*example(), positions)
+    expected = albert.gather_positions(whole(*example()), F.pad(positions, (1, 0)))
     close(states, expected, rtol=0, atol=1e-6)
     states.square().sum().backward()
     expected.square().sum().backward()
@@ -147,24 +146,21 @@ def test_dropout_of_the_ffn_output_is_applied_until_it_is_removed():
     assert torch.equal(block(x), block(x))
 
 
-def test_the_answer_head_scores_spans_as_its_loss_does():
+@torch.no_grad()
+def test_the_answer_head_is_xlnets():
+    """The end given the start: a map of [token; start]. The beam is wide enough for all spans."""
     torch.manual_seed(0)
-    model = albert.AnswerModel(tiny(), beams=12).eval()  # wide enough to be exhaustive
+    model = albert.AnswerModel(tiny(), beams=12).eval()
     ids, segments, lengths = example()
-    p_mask = (torch.arange(12) >= lengths[:, None]) | (segments == 0)
-    p_mask[:, 0] = False
+    p_mask = segments == 0
     batch = {"ids": ids, "segments": segments, "lengths": lengths, "p_mask": p_mask}
-    starts, ends, scores, null = model(batch)
-    assert scores.shape == (3, 144) and null.shape == (3,)
+    starts, ends, scores, _ = model(batch)
     x, start, _ = model.read(batch)
-    six = torch.full((3, 1), 6)
-    end = model.end_logits(x, six, p_mask)[:, 0]  # (B, T)
-    expected = start.log_softmax(-1)[0, 6] + end.log_softmax(-1)[0, 0]
-    close(scores[0][(starts[0] == 6) & (ends[0] == 0)], expected[None], rtol=1e-5, atol=1e-5)
-    pairs = torch.cat([x, x[:, 6:7].expand_as(x)], dim=-1)  # [token; start] as in XLNet's code
-    mixed = model.answer["end_norm"](torch.tanh(model.answer["end_mix"](pairs)))
-    expected = model.answer["end"](mixed)[..., 0].masked_fill(p_mask, -1e30)
-    close(end, expected, rtol=1e-5, atol=1e-5)
+    pairs = torch.cat([x, x[:, 6:7].expand_as(x)], dim=-1)
+    mixed = model.answer.end_norm(torch.tanh(model.answer.end_mix(pairs)))
+    end = model.answer.end(mixed)[..., 0].masked_fill(p_mask, -1e30)
+    expected = start.log_softmax(-1)[:, 6] + end.log_softmax(-1)[:, 8]
+    close(scores[(starts == 6) & (ends == 8)], expected, rtol=1e-5, atol=1e-5)
 
 
 # --- Hugging Face --------------------------------------------------------------------------------
@@ -178,9 +174,9 @@ def formula_model(kind, cfg, *args):
     """A model whose weights depend on the order of their names alone: its numbers can be stored."""
     model = kind(cfg, *args)
     for index, (name, value) in enumerate(sorted(model.state_dict().items())):
-        numbers = torch.arange(value.numel(), dtype=torch.float64)
-        waves = (numbers * (0.37 + 0.011 * index)).sin().mul(0.4).float().view(value.shape)
-        value.copy_(waves + name.endswith("norm.weight"))
+        angles = torch.arange(value.numel(), dtype=torch.float64) * (0.37 + 0.011 * index)
+        waves = angles.sin().mul(0.4).float()
+        value.copy_(waves.view(value.shape) + name.endswith("norm.weight"))
     return model.eval()
 
 
@@ -201,8 +197,8 @@ def pretraining_numbers(model, batch):
     """Logits of masked words and of the order, the sum of the losses, the loss of masked words."""
     everywhere = torch.arange(12).expand(3, 12)
     logits, order = model(batch["ids"], batch["segments"], batch["lengths"], everywhere)
-    words = albert.mean_loss(logits.flatten(0, 1), batch["words"].flatten())
-    return [logits, order, words + albert.mean_loss(order, ORDER), words]
+    words = F.cross_entropy(logits.flatten(0, 1), batch["words"].flatten())
+    return [logits, order, words + F.cross_entropy(order, ORDER), words]
 
 
 def one_example(values):
@@ -225,8 +221,8 @@ def our_numbers(kind):
     model = formula_model(make, PARITY, *[outputs] * issubclass(make, albert.Classifier))
     batch, _ = inputs_of_heads()
     if make is albert.LanguageModel:
-        numbers = pretraining_numbers(model, batch)
-        return model, numbers[:3] if kind == "pretraining" else numbers[::3]
+        values = pretraining_numbers(model, batch)
+        return model, values[:3] if kind == "pretraining" else values[::3]
     if kind == "choice":
         batch = one_example(batch)
     batch["labels"] = labels
@@ -321,56 +317,49 @@ def test_round_trip_through_a_hugging_face_folder(settings, tmp_path):
         close(one, other, rtol=1e-5, atol=1e-6)
 
 
-HARD = [
-    "“Curly” quotes… — dashes, £5 (1,000, 2,500)", "In 2011, he said ``hello'' to 3, 4, and 5.", "",
-    "日本語 テスト", "naïve café Ångström ﬁne ½ ²", "a\u200bb\tc\x85d  e", "tab\there ",
-    "emoji 👩\u200d👩\u200d👧 x", "don't \"quote\" -- x - y.", "e\u0301 \u0308a",
-    *(f"{'=' * k} In {2000 + k}, {k},{100 + k} of {k},5{'-' * k}" for k in range(1, 60))]
-
-
 @pytest.mark.peers
 @pytest.mark.parametrize("kind", ["spiece", "cased", "vocab.txt"])
 def test_transformers_reads_the_exported_vocabulary(kind, tmp_path):
-    """It gives our ids for 1,000 lines of Python's documentation, and for all but some hard ones:
-    rows of signs, quotes of two characters, a control character."""
-    pytest.importorskip("google.protobuf", reason="transformers reads spiece.model with it: pip install protobuf")
-    transformers = pytest.importorskip("transformers", reason="compares with Hugging Face: pip install transformers")
-    lines = [line for _, text in sorted(topics.items()) for line in text.split("\n") if line.strip()]
-    lines = [*lines[::len(lines) // 1000][:1000], *HARD]
+    """It gives our ids for lines of Python's documentation."""
+    pytest.importorskip("google.protobuf")
+    transformers = pytest.importorskip("transformers")
+    lines = [line for text in topics.values() for line in text.split("\n") if line.strip()][::20]
     write(tmp_path / "text" / "text.txt", "\n".join(lines))
     if kind == "vocab.txt":
-        letters = sorted({c for line in lines for c in line.lower() if c.isalnum() or c in "()-.,="})
-        names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##ing", *letters, *(f"##{c}" for c in letters)]
+        letters = sorted({c for line in lines for c in line.lower() if c.isalnum()})
+        names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "##ing", *letters]
+        names += [f"##{c}" for c in letters]
         path = write(tmp_path / kind, "\n".join(names))
     else:
-        path = train_sentencepiece([tmp_path / "text"], tmp_path / "spiece.model", 1000, lower=kind == "spiece")
+        lower = kind == "spiece"
+        path = train_sentencepiece(
+            [tmp_path / "text"], tmp_path / "spiece.model", 1000, lower=lower)
     ours = load_tokenizer(path, kind != "cased")
-    hf_models.write_tokenizer(tmp_path, ours, 77)
-    write(tmp_path / "config.json", {"model_type": "bert" if kind == "vocab.txt" else "albert"})
+    hf_folder.write_tokenizer(tmp_path, ours, 77)
+    name = "bert" if kind == "vocab.txt" else "albert"
+    write(tmp_path / "config.json", {"model_type": name})
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    found = theirs(lines, add_special_tokens=False)["input_ids"]
-    others = {line for line, one, other in zip(lines, ours.encode_batch(lines), found) if one != other}
-    assert not [line for line in others if not re.search(r"([=*-])\1\1|``|''|\x85", line)] and len(others) < 20
-    pair, (first, second) = theirs("the stone", "was small"), ours.encode_batch(["the stone", "was small"])
+    ids = theirs(lines, add_special_tokens=False)["input_ids"]
+    different = [line for line, one, other in zip(lines, ours.encode_batch(lines), ids)
+                 if one != other]
+    assert len(different) < len(lines) / 100  # rows of signs and quotes of two characters
+    first, second = ours.encode_batch(["the stone", "was small"])
+    pair = theirs("the stone", "was small")
     assert pair["input_ids"] == [ours.cls_id, *first, ours.sep_id, *second, ours.sep_id]
-    assert pair["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
-    assert theirs.model_max_length == 77 and theirs.mask_token_id == ours.mask_id
+    assert sum(pair["token_type_ids"]) == len(second) + 1
+    assert theirs.model_max_length == 77
+    assert theirs.mask_token_id == ours.mask_id
 
 
 @pytest.mark.parametrize("task, kept", [("CoLA", True), ("RTE", False), ("", False)])
-def test_a_head_of_another_task_is_ignored(task, kept, ready, tmp_path):
-    """And it is exported as what it is."""
-    name = "AlbertForSequenceClassification"
+def test_a_head_of_another_task_is_ignored(task, kept, tmp_path):
     heads = albert.Classifier(tiny(), 2).state_dict()
-    write_hf(tmp_path, TINY, heads, name, 2, ("NEG", "POS"), task)
+    labels = ("NEG", "POS")
+    write_hf(tmp_path, TINY, heads, "AlbertForSequenceClassification", 2, labels, task)
     cfg, source = read_back(tmp_path)
     model = albert.Classifier(cfg, 2)
-    line = albert.start_from(model, source, "CoLA")
+    albert.start_from(model, source, "CoLA")
     assert torch.equal(model.head.weight, heads["head.weight"]) == kept
-    assert (f"the head of {task or name} is ignored" in line) != kept
-    tokenizer = load_tokenizer(ready["corpus"])
-    hf_models.write_albert(tmp_path / "again", source.weights, source.task, cfg, 1, tokenizer)
-    assert read_json(tmp_path / "again" / "config.json")["architectures"] == [name]
 
 
 # --- LAMB and the schedule -----------------------------------------------------------------------
@@ -383,10 +372,11 @@ def numpy_lamb(w, gradients, lrs, excluded, adapt):
         m = 0.9 * m + 0.1 * g
         v = 0.999 * v + 0.001 * g * g
         u = m / (np.sqrt(v) + 1e-6)
+        ratio = 1.0
         if not excluded:
             u = u + 0.01 * w
-        norms = np.linalg.norm(w), np.linalg.norm(u)
-        ratio = norms[0] / norms[1] if min(norms) > 0 and adapt and not excluded else 1.0
+            if adapt and np.linalg.norm(w) > 0:
+                ratio = np.linalg.norm(w) / np.linalg.norm(u)
         w = w - lr * ratio * u
     return w
 
@@ -394,25 +384,21 @@ def numpy_lamb(w, gradients, lrs, excluded, adapt):
 @pytest.mark.parametrize("adapt", [True, False])
 def test_lamb_is_its_numpy_transcription(adapt):
     torch.manual_seed(0)
-    model = albert.LanguageModel(tiny()).double()
-    torch.nn.init.zeros_(model.order.weight)  # a norm of 0: the ratio is 1
-    named = dict(model.named_parameters())
-    before = {name: value.detach().numpy().copy() for name, value in named.items()}
-    optimizer = albert.Lamb(model.parameters(), lr=0.1, adapt=adapt)
+    before = [torch.randn(3, 4).double(), torch.zeros(2, 2).double(), torch.randn(5).double()]
+    parameters = [torch.nn.Parameter(value.clone()) for value in before]
+    optimizer = albert.Lamb(parameters, lr=0.1, adapt=adapt)
     lrs = [0.01 * albert.schedule(step, 9, 3) for step in range(9)]
-    gradients = [{name: torch.randn(value.shape).double() for name, value in named.items()}
-                 for _ in lrs]
+    gradients = [[torch.randn_like(value) for value in before] for _ in lrs]
     for lr, step in zip(lrs, gradients):
-        for name, value in named.items():
-            value.grad = step[name].clone()
+        for value, gradient in zip(parameters, step):
+            value.grad = gradient
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
-    for name, value in named.items():
-        excluded = "bias" in name or "norm" in name
-        own = [step[name].numpy() for step in gradients]
-        expected = numpy_lamb(before[name], own, lrs, excluded, adapt)
-        np.testing.assert_allclose(value.detach().numpy(), expected, atol=1e-6, rtol=1e-6)
+    for value, start, steps in zip(parameters, before, zip(*gradients)):
+        own = [gradient.numpy() for gradient in steps]
+        expected = numpy_lamb(start.numpy(), own, lrs, value.dim() == 1, adapt)
+        np.testing.assert_allclose(value.detach(), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_schedule_is_the_official_one():
@@ -441,25 +427,19 @@ def text_batch(size, T=64):
     return ids, (torch.arange(T) > 30).long().expand(size, T).contiguous()
 
 
-def near(count, n, p):
-    """Whether a binomial count is within four standard deviations."""
-    return abs(count - n * p) < 4 * math.sqrt(n * p * (1 - p))
-
-
 def test_ngram_lengths_follow_the_papers_distribution():
-    n = 100_000
-    counts = torch.bincount(albert.ngram_lengths((n,), 3, generator()), minlength=4).tolist()
-    assert counts[0] == 0 and sum(counts) == n
-    assert all(near(counts[length], n, p) for length, p in ((1, 6 / 11), (2, 3 / 11), (3, 2 / 11)))
-    assert albert.ngram_lengths((50,), 1, generator()).unique().tolist() == [1]
+    lengths = albert.ngram_lengths((100, 1000), 3, generator())
+    fractions = torch.bincount(lengths.flatten()) / 100_000
+    close(fractions, torch.tensor([0, 6, 3, 2]) / 11, rtol=0, atol=0.007)
 
 
 @pytest.mark.parametrize("budget", [3, 10])
 def test_masked_ngrams_are_whole_words(budget):
-    ids, segments = text_batch(2000)
+    ids, _ = text_batch(2000)
     budgets = torch.full((2000,), budget)
-    chosen = albert.pick_ngrams(ids, segments, FakeTokenizer, budgets, 3, generator())
-    assert not chosen[:, [0, 30, 63]].any() and chosen.sum(1).max() <= budget
+    chosen = albert.pick_ngrams(ids, FakeTokenizer, budgets, 3, generator())
+    assert not chosen[:, [0, 30, 63]].any()
+    assert chosen.sum(1).max() <= budget
     assert (chosen.sum(1) == budget).float().mean() > 0.9  # single tokens fill what is left
     continues = (ids > 4) & (ids % 3 == 0)
     continues[:, [1, 31]] = False  # the first of a segment begins a word
@@ -468,73 +448,74 @@ def test_masked_ngrams_are_whole_words(budget):
 
 def test_the_example_of_pick_ngrams(monkeypatch):
     """Shortened to the budget, refused where a word is chosen, in one segment."""
-    ids = torch.tensor([[2, 7, 7, 7, 7, 6, 6, 3, 7, 7, 3]])  # 6 continues a word
-    segments = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1]])
-    turns = torch.tensor([[0.4, 0.2, 0.1, 0.6, 0.5, 0.3, 0, 0, 0, 0, 0]])  # words 2, 1, 5, 0, 4, 3
-    monkeypatch.setattr(torch, "rand", lambda *shape, generator: turns)
-    lengths = torch.tensor([[3, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1]])
+    ids = torch.tensor([numbers("2 7 7 7 7 6 6 3 7 7 3")])  # 6 continues a word
+    chance = torch.tensor([numbers("0 4 2 1 6 0 0 0 5 3 0")]) / 10  # words 3, 2, 7, 1, ...
+    monkeypatch.setattr(torch, "rand", lambda *shape, generator: chance)
+    lengths = torch.tensor([numbers("3 2 2 2 1 1 1 1 1 1 1")])
     monkeypatch.setattr(albert, "ngram_lengths", lambda *args: lengths)
-    chosen = albert.pick_ngrams(ids, segments, FakeTokenizer, torch.tensor([6]), 3, None)
-    assert chosen[0].nonzero()[:, 0].tolist() == [1, 3, 4, 5, 6, 9]
+    chosen = albert.pick_ngrams(ids, FakeTokenizer, torch.tensor([6]), 3, None)
+    assert chosen[0].nonzero()[:, 0].tolist() == numbers("1 3 4 5 6 9")
 
 
 def test_masking_is_80_10_10():
-    ids, segments = text_batch(3000)
+    ids, _ = text_batch(3000)
     cfg = albert.Config(length=64)
-    changed, positions, labels = albert.mask_tokens(ids, segments, FakeTokenizer, cfg, generator())
+    changed, positions, labels = albert.mask_tokens(ids, FakeTokenizer, cfg, generator())
     used = labels != -100
     originals = ids.gather(1, positions)
     now = changed.gather(1, positions)
-    assert positions.shape == (3000, 10) and used.float().mean() > 0.98
-    assert torch.equal(labels[used], originals[used]) and (labels[used] > 4).all()
-    n = used.sum().item()
-    assert abs((now[used] == 4).float().mean() - 0.8) < 4 * math.sqrt(0.16 / n) + 0.001
-    assert abs((now == originals)[used].float().mean() - 0.1) < 4 * math.sqrt(0.09 / n) + 0.001
+    assert positions.shape == (3000, 10)
+    assert used.float().mean() > 0.98
+    assert torch.equal(labels[used], originals[used])
+    assert (now[used] == 4).float().mean().item() == pytest.approx(0.8, abs=0.011)
+    assert (now == originals)[used].float().mean().item() == pytest.approx(0.1, abs=0.009)
     untouched = torch.ones_like(ids, dtype=torch.bool).scatter(1, positions, ~used)
     assert torch.equal(changed[untouched], ids[untouched])
 
 
 def test_the_number_of_predictions():
     """D3: 15% of the tokens, or min(20, 15%) as in the official code."""
-    configs = [(512, 0), (512, 20), (128, 20)]
-    counts = [albert.masked_count(albert.Config(length=length, max_predictions=most))
-              for length, most in configs]
+    counts = [albert.masked_count(albert.Config(max_predictions=most), length)
+              for length, most in [(512, 0), (512, 20), (128, 20)]]
     assert counts == [77, 20, 19]
 
 
-def fake_parts(size=600):
-    """Segments, of which the first 400 are pairs."""
-    def repeat(*tokens):
-        return torch.tensor([tokens]).repeat(size, 1)
-
-    three = torch.full((size,), 3)
+def fake_segments():
+    """data.corpus.Segments, of which the first 400 of 600 are pairs."""
+    three = torch.full((600,), 3)
     return SimpleNamespace(
-        segment_a=repeat(10, 11, 12, 0, 0, 0), segment_b=repeat(20, 21, 0, 0, 0, 0),
-        other=repeat(30, 30, 30, 0, 0, 0), length_a=three, length_other=three,
-        length_b=2 * (torch.arange(size) < 400).long())
+        first=torch.tensor([numbers("10 11 12 0 0 0")] * 600),
+        second=torch.tensor([numbers("20 21 0 0 0 0")] * 600),
+        other=torch.tensor([numbers("30 30 30 0 0 0")] * 600),
+        length_a=three,
+        length_b=2 * (torch.arange(600) < 400).long(),
+        length_other=three)
 
 
-INPUTS = {  # ids, token_type_ids, lengths
-    "in order": ([2, 10, 11, 12, 3, 20, 21, 3, 0], [0, 0, 0, 0, 0, 1, 1, 1, 0], 8),
-    "sop": ([2, 20, 21, 3, 10, 11, 12, 3, 0], [0, 0, 0, 0, 1, 1, 1, 1, 0], 8),
-    "nsp": ([2, 10, 11, 12, 3, 30, 30, 30, 3], [0, 0, 0, 0, 0, 1, 1, 1, 1], 9),
-    "single": ([2, 10, 11, 12, 3, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0, 0, 0], 5)}
+INPUTS = {  # ids, token_type_ids, length
+    "in order": ("2 10 11 12 3 20 21 3 0", "0 0 0 0 0 1 1 1 0", 8),
+    "sop": ("2 20 21 3 10 11 12 3 0", "0 0 0 0 1 1 1 1 0", 8),
+    "nsp": ("2 10 11 12 3 30 30 30 3", "0 0 0 0 0 1 1 1 1", 9),
+    "single": ("2 10 11 12 3 0 0 0 0", "0 0 0 0 0 0 0 0 0", 5),
+}
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
 def test_inputs_of_sentence_pairs_and_their_labels(objective):
     """Label 0: in order; 1: swapped, or B from another document; -100: one segment (D1)."""
-    *inputs, labels = albert.sentence_pairs(fake_parts(), FakeTokenizer, objective, generator())
+    *inputs, labels = albert.sentence_pairs(fake_segments(), FakeTokenizer, objective, generator())
     kinds = {-100: "single", 0: "in order", 1: objective}
     for number, label in enumerate(labels.tolist()):
         kind = kinds[label]
         if objective == "none":
             assert label == -100
             kind = "in order" if number < 400 else "single"
-        assert [part[number].tolist() for part in inputs] == [*INPUTS[kind]]
+        ids, token_type_ids, length = INPUTS[kind]
+        expected = [numbers(ids), numbers(token_type_ids), length]
+        assert [part[number].tolist() for part in inputs] == expected
     if objective != "none":
         assert labels[:400].float().mean().item() == pytest.approx(0.5, abs=0.1)
-        assert (labels[:400] >= 0).all() and (labels[400:] == -100).all()
+        assert (labels[400:] == -100).all()
 
 
 # --- pre-training --------------------------------------------------------------------------------
@@ -550,50 +531,68 @@ def pretrain(ready, out, *words):
     return owned(out)["model"]
 
 
-def lines_of(folder):
-    lines = read_jsonl(folder / "log.jsonl")
-    return [line for line in lines if line.get("phase") == "pretrain"]
-
-
-def test_a_killed_run_continues_with_dropout_removed(ready, tmp_path):
-    words = ["--steps", "4", "--save_every", "2", "--dropout_steps", "1", "--restart"]
-    whole = pretrain(ready, tmp_path, *words)
-    assert any("dropout" in name for name, _ in albert.LanguageModel(TINY).named_modules())
-    (tmp_path / "checkpoint.pt.previous").replace(tmp_path / "checkpoint.pt")  # of step 2
-    (tmp_path / "done.json").unlink()
-    again = pretrain(ready, tmp_path, *words[:-1])
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
-
-
-def test_evaluation_counts_what_it_scores_and_is_the_same_for_every_seed(ready):
+@pytest.fixture
+def text(ready):
     tokenizer = load_tokenizer(ready["corpus"])
-    text = Data(CPU, tokenizer, *Corpus(ready["corpus"], tokenizer).split(0.5))
-    cfg = tiny(layers=1, vocab_size=300, positions=64, length=64)
-    model = albert.LanguageModel(cfg)
-
-    def evaluate(**changes):
-        own = dataclasses.replace(cfg, **changes)
-        return albert.evaluate_language_model(model, text, own, Ranks(0, 1, CPU))
-
-    first = evaluate(dev_examples=16)
-    assert first == evaluate(dev_examples=16, seed=1)
-    assert 16 < first["scored"]["mlm"] <= 160 and 0 < first["scored"]["sop"] <= 16
-    assert 0 <= first["mlm"] <= 1 and first["nsp"] is first["sop"] is None  # of 16 pairs
-    more = evaluate(dev_examples=400)
-    assert more["scored"]["sop"] >= 50 and 0 <= more["nsp"] <= 1 and 0 <= more["sop"] <= 1
-    assert evaluate(dev_examples=100)["scored"]["sop"] <= 100  # where it fills no whole batch too
+    return Data(CPU, tokenizer, *Corpus(ready["corpus"], tokenizer).split(0.5))
 
 
-@pytest.mark.parametrize("opening, share", [(50, 0.5), (51, 1.0)])
-def test_order_by_the_first_token_alone(opening, share, tmp_path):
-    """At chance in text whose sentences all begin alike. If documents of two sentences begin with a
-    token of their own, all of SOP and nothing of NSP, whose B is a second sentence too."""
-    tokens = np.random.default_rng(0).integers(5, 50, 4000 * 5)
-    tokens[::5] = 50
-    tokens[::10] = opening
-    corpus = made_by_hand(tmp_path, [5] * 4000, [2] * 2000, tokens)
-    text = Data(CPU, None, *corpus.split(0.2))
-    assert albert.first_token_baseline(text, tiny(dev_examples=200)) == {"nsp": 0.5, "sop": share}
+SMALL = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1)
+
+
+def test_micro_batches_are_sorted_by_length_and_the_same_for_two_processes(text):
+    def batches(rank, size):
+        return next(albert.training_batches(text, SMALL, Ranks(rank, size, CPU), 0))
+
+    whole = batches(0, 1)
+    shared = [*zip(batches(0, 2), batches(1, 2))]
+    for one, two in zip(whole, [batch for pair in shared for batch in pair], strict=True):
+        assert all(torch.equal(*values) for values in zip(one, two) if values[0] is not None)
+    longest = []
+    for ids, _, lengths, positions, *_ in whole:
+        width = ids.shape[1]
+        assert width % 8 == 0
+        assert positions.max() < width
+        assert (ids == 0).all(0).sum() < 8  # columns of padding alone
+        longest.append(width if lengths is None else int(lengths.max()))
+    assert longest == sorted(longest)
+    assert longest[0] < longest[-1]
+
+
+def test_losses_and_gradients_are_means_over_the_step(text):
+    """For any number of micro-batches; chance is ln 2 for any fraction of sequences with an
+    order, and the optimized loss counts the others as 0."""
+    torch.manual_seed(0)
+    model = albert.LanguageModel(SMALL)
+    torch.nn.init.zeros_(model.order.weight)
+    batches = next(albert.training_batches(text, SMALL, Ranks(0, 1, CPU), 0))
+    labels = torch.cat([batch[-1] for batch in batches])
+    labelled = (labels != -100).float().mean().item()
+    losses = []
+    for *inputs, words, _ in batches:
+        logits, _ = model(*inputs)
+        losses.append(F.cross_entropy(logits.flatten(0, 1), words.flatten(), reduction="none"))
+    expected = torch.cat(losses).sum() / sum((batch[-2] != -100).sum() for batch in batches)
+    sums = torch.zeros(4)
+    optimizer = albert.Lamb(model.parameters(), 0.0)
+    albert.train_step(0, model, model, optimizer, batches, sums, SMALL, Ranks(0, 1, CPU))
+    wanted = [expected.item(), labelled * math.log(2), labelled]
+    assert sums[:3].tolist() == pytest.approx(wanted, rel=1e-5)
+    run = SimpleNamespace(log=lambda *words, **line: None)
+    logged = albert.log_losses(run, 1, sums, 1, Ranks(0, 1, CPU))
+    assert logged["order_loss"] == pytest.approx(math.log(2))
+
+
+def test_evaluation_counts_what_it_scores_and_is_the_same_for_every_seed(text):
+    model = albert.LanguageModel(SMALL)
+    ranks = Ranks(0, 1, CPU)
+    cfg = dataclasses.replace(SMALL, dev_examples=100)
+    result = albert.evaluate_language_model(model, text, cfg, ranks)
+    other = dataclasses.replace(cfg, seed=1)
+    assert result == albert.evaluate_language_model(model, text, other, ranks)
+    assert 128 < result["scored"]["mlm"] <= 1280
+    assert 0 < result["scored"]["sop"] <= 128
+    assert all(0 <= result[name] <= 1 for name in ("mlm", "nsp", "sop"))
 
 
 def test_text_to_evaluate_on_can_be_given(ready, tmp_path):
@@ -603,28 +602,10 @@ def test_text_to_evaluate_on_can_be_given(ready, tmp_path):
     assert read_json(tmp_path / "run" / "corpus" / "dev" / "meta.json")["documents"] == 6
 
 
-def test_order_loss_is_the_mean_over_labelled_sequences():
-    """Chance is ln 2 for any fraction of them; the optimized loss counts the others as 0."""
-    model = albert.LanguageModel(tiny())
-    torch.nn.init.zeros_(model.order.weight)
-    ids, segments, lengths = example()
-    batch = ids, segments, lengths, torch.tensor([[1], [2], [3]]), ids[:, :1]
-    sums = torch.zeros(4)
-    optimizer = albert.Lamb(model.parameters(), 0.0)
-    batches = [(*batch, torch.tensor(order)) for order in ([1, -100, -100], [-100, 0, -100])]
-    ranks = Ranks(0, 1, CPU)
-    albert.update(model, model, optimizer, batches, sums, tiny(accumulate=2), ranks)
-    assert sums[1:3].tolist() == pytest.approx([math.log(2) / 3, 1 / 3])
-    logged = []
-    run = SimpleNamespace(log=lambda *words, **line: logged.append(line))
-    albert.log_losses(run, 1, sums, 1, ranks)
-    assert logged[0]["order_loss"] == pytest.approx(math.log(2))
-
-
 def test_without_sentence_order_its_loss_is_not_logged(ready, tmp_path):
     pretrain(ready, tmp_path, "--steps", "1", "--objective", "none", "--batch", "16",
              "--warmup", "0", "--lr", "1.76e-3")
-    line = lines_of(tmp_path)[0]
+    line = read_jsonl(tmp_path / "log.jsonl")[0]
     assert line["order_loss"] is None and line["loss"] == line["mlm_loss"]
     assert line["lr"] == pytest.approx(1.1e-4, rel=1e-3)  # D19: with the root of the batch
 
@@ -668,16 +649,11 @@ def test_finetuning_every_kind_of_task(finetuned):
     assert set(result) == set(KINDS)
     assert all(line["n"] == 2 and not line["diverged"] for line in result.values())
     assert "jobs/MNLI-" in result["RTE"]["start"]  # MNLI's best run
-    scores = [read_json(folder / "jobs" / f"CoLA-{number}.json")["metrics"]["main"]
-              for number in (0, 1)]
-    assert result["CoLA"]["median"] == pytest.approx(np.median(scores))
-    metrics = {name: line["metrics"] for name, line in result.items()}
-    assert {"middle", "high", "test accuracy"} <= set(metrics["RACE"])
-    assert "mismatched" in metrics["MNLI"]
+    assert {"middle", "high", "test accuracy"} <= set(result["RACE"]["metrics"])
+    assert "mismatched" in result["MNLI"]["metrics"]
     answers = read_json(folder / "SQuAD2.0" / "predictions.json")
     odds = read_json(folder / "SQuAD2.0" / "null_odds.json")
-    limit = metrics["SQuAD2.0"]["threshold"]
-    assert answers.keys() == odds.keys()
+    limit = result["SQuAD2.0"]["metrics"]["threshold"]
     assert all((odds[key] > limit) == (answers[key] == "") for key in answers)
 
 
@@ -687,16 +663,12 @@ def test_ensembles_average_what_run_folders_predict(finetuned, ready, tmp_path):
     run_main("--finetune", ",".join(KINDS), *FAST, *data_flags(ready), "--ensemble", *members,
              "--out", tmp_path / "both")
     chosen = read_json(tmp_path / "both" / "jobs" / "CoLA-0.json")["members"]
-    found = [torch.load(Path(run) / "CoLA" / "predictions.pt")["found"]["test"] for run in chosen]
-    labels = (sum(found) / len(found)).argmax(-1).tolist()
-    expected = "".join(f"{i}\t{label}\n" for i, label in enumerate(labels))
-    assert (tmp_path / "both" / "CoLA" / "CoLA.tsv").read_text() == "index\tprediction\n" + expected
-    shutil.copytree(ready["glue"], tmp_path / "glue")
-    dev = tmp_path / "glue" / "CoLA" / "dev.tsv"
-    dev.write_text("".join(dev.read_text().splitlines(keepends=True)[::-1]))
+    kept = [torch.load(f"{path}/CoLA/predictions.pt")["outputs"]["test"] for path in chosen]
+    labels = torch.stack(kept).mean(0).argmax(-1).tolist()
+    lines = (tmp_path / "both" / "CoLA" / "CoLA.tsv").read_text().split("\n")
+    assert lines == ["index\tprediction", *(f"{i}\t{one}" for i, one in enumerate(labels)), ""]
     with pytest.raises(UserError, match="its predictions on CoLA are for other data"):
-        run_main("--finetune", "CoLA", *FAST, "--glue", tmp_path / "glue", "--out",
-                 tmp_path / "other", "--ensemble", *members)
+        run_main("--finetune", "CoLA", *FAST, "--out", tmp_path / "demo", "--ensemble", *members)
 
 
 def same_answers(file, name, folder, *models):
@@ -714,8 +686,6 @@ def test_an_exported_model_answers_as_the_folder_of_its_task(ready, tmp_path):
     run_main("--export", hf, "--init", ready["tuned"] / "CoLA")
     assert read_json(hf / "config.json")["finetune_length"] == 16  # of the fine-tuning
     assert same_answers(file, "CoLA.tsv", tmp_path, ready["tuned"] / "CoLA", hf)
-    with pytest.raises(UserError, match="no model that was fine-tuned on a task, with its head"):
-        run_main("--predict", file, "--init", ready["hf"], "--out", tmp_path / "none")
 
 
 @pytest.mark.slow
@@ -734,48 +704,48 @@ def test_models_of_tasks_are_exported(finetuned, ready, tmp_path):
 
 def test_ensembles_take_the_members_that_are_best_on_dev():
     """Sec. 4.9. Four examples of class 0; a is wrong on the last, b on the first, c on all."""
-    def member(*probabilities):
-        return torch.tensor([[p, 1 - p] for p in probabilities])
-
     def score(split, outputs):
         return {"main": (outputs.argmax(-1) == 0).double().mean().item()}
 
+    probabilities = {"c": [0.0] * 4, "b": [0.4, 0.9, 0.9, 0.9], "a": [0.7, 0.9, 0.9, 0.4]}
+    members = {name: torch.tensor([[p, 1 - p] for p in values])
+               for name, values in probabilities.items()}
     task = SimpleNamespace(score=score)
-    a = member(0.7, 0.9, 0.9, 0.4)
-    members = {"c": member(0.0, 0.0, 0.0, 0.0), "b": member(0.4, 0.9, 0.9, 0.9), "a": a}
     assert albert.choose_members(members, task) == ["b", "a"]
-    assert albert.choose_members({"a": a, "too": a}, task) == ["a", "too"]  # equal: the larger
+    same = {"a": members["a"], "too": members["a"]}
+    assert albert.choose_members(same, task) == ["a", "too"]  # equal: the larger
 
 
 def test_ensembles_of_spans_average_what_several_models_propose():
     def member(first, second, probability, odds=0.0):
-        spans = [{"text": first, "score": 1.0, "probability": probability},
-                 {"text": second, "score": 0.0, "probability": 1 - probability}]
+        spans = [{"text": first, "probability": probability},
+                 {"text": second, "probability": 1 - probability}]
         return {"nbest": {"q": spans}, "null_odds": {"q": odds}}
 
     mean = albert.average_predictions([member("a", "b", 0.7, 1.0), member("b", "a", 0.9, -2.0)])
-    spans = [(span["text"], span["probability"]) for span in mean.nbest["q"]]
-    assert spans == [("b", pytest.approx(0.6)), ("a", pytest.approx(0.4))]
-    assert mean.null_odds == {"q": -0.5} and mean.texts == {"q": "b"}
+    spans = {span["text"]: span["probability"] for span in mean.nbest["q"]}
+    assert spans == {"b": pytest.approx(0.6), "a": pytest.approx(0.4)}
+    assert mean.null_odds == {"q": -0.5}
+    assert mean.texts == {"q": "b"}
     agreed = [member("a", f"b{number}", 0.5) for number in range(4)]
-    found = albert.average_predictions([*agreed, member("z", "y", 0.9)])
-    assert found.texts == {"q": "a"}  # D22: one model does not beat four
+    mean = albert.average_predictions([*agreed, member("z", "y", 0.9)])
+    assert mean.texts == {"q": "a"}  # D22: one model does not beat four
 
 
 def test_paper_average_averages_squads_two_numbers_first():
     results = {"SQuAD1.1": {"f1": 0.893, "exact": 0.823}, "SQuAD2.0": {"f1": 0.8, "exact": 0.771},
                "MNLI": {"accuracy": 0.816}, "SST-2": {"accuracy": 0.903},
                "RACE": {"accuracy": 0.64}}
-    found = {name: {"metrics": line} for name, line in results.items()}
-    assert albert.paper_average(found) == pytest.approx(0.8005)  # Table 2: 80.1
-    assert albert.paper_average({**found, "RACE": {"metrics": {"main": -1.0}}}) is None
+    tasks = {name: {"metrics": line} for name, line in results.items()}
+    assert albert.paper_average(tasks) == pytest.approx(0.8005)  # Table 2: 80.1
+    del tasks["RACE"]
+    assert albert.paper_average(tasks) is None
 
 
 def test_recipes_are_table_14():
     recipes = albert.recipes(albert.Config())
-    assert recipes["RTE"] == common_finetune.Recipe(
-        3e-5, 32, steps=800, warmup=0.25, dropout=0.1, length=512)
-    assert recipes["SQuAD1.1"] == common_finetune.Recipe(
+    assert recipes["RTE"] == Recipe(3e-5, 32, steps=800, warmup=0.25, dropout=0.1, length=512)
+    assert recipes["SQuAD1.1"] == Recipe(
         5e-5, 48, steps=3649, warmup=365 / 3649, dropout=0.0, length=384, main="f1")
 
 

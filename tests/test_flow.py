@@ -34,7 +34,7 @@ def step_of_albert():
 
     def loss(network, batch):
         words, order = network(*batch[:4])
-        return albert.mean_loss(words.flatten(0, 1), batch[4].flatten()) + order.square().mean()
+        return albert.summed_loss(words.flatten(0, 1), batch[4].flatten()) + order.square().mean()
     return albert.LanguageModel(cfg), loss, [batch] * 3
 
 

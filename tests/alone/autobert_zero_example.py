@@ -1,5 +1,5 @@
-"""A searched attention in another model. Copy autobert_zero.py next to this file; both need only
-PyTorch."""
+"""A searched attention in another model. Copy autobert_zero.py next to this file; both need PyTorch
+alone."""
 import json
 
 import torch
@@ -9,7 +9,7 @@ from autobert_zero import (
     AttentionMixer, Config, LanguageModel, SuperNet, arch_text, count, parse_formula, propose,
     read_arch)
 
-FORMULA = "cos(dist(Q, Q), cos(softsign(softmax(P)), V)) @ K"  # as best.json of a search has it
+FORMULA = "cos(dist(Q, Q), cos(softsign(softmax(P)), V)) @ K"  # as in a search's best.json
 
 
 class Block(nn.Module):
@@ -29,14 +29,14 @@ y[mask].square().mean().backward()
 finite = all(value.grad.isfinite().all() for value in block.parameters())
 print(tuple(y.shape), "gradients:", finite)
 
-# A whole network from a search's best.json, and what it would cost.
+# A whole network from best.json, and its costs
 with open("best.json", "w") as file:
     json.dump({"arch": f"conv9 | {FORMULA}"}, file)
 arch = read_arch("best.json", layers=2)
-counts = count(arch, Config(layers=2))
-print(arch_text(arch), counts["parameters"], counts["attention_parameters"], counts["flops"])
+costs = count(arch, Config(layers=2))
+print(arch_text(arch), costs["parameters"], costs["attention_parameters"], costs["flops"])
 
-# A round of the search: candidates that take their weights from the super-net.
+# A round of the search: candidates that take their weights from the super-net
 cfg = Config(layers=2, hidden=16, heads=2, ffn=32, vocab_size=50, population=4, parents=2)
 supernet = SuperNet(cfg)
 for _, arch in propose([], 0, cfg):

@@ -1,5 +1,5 @@
-"""AutoTinyBERT on a toy: a SuperPLM whose parts train it, how long they take, and a generation of the search. Copy
-autotinybert.py beside this; PyTorch is all that both need."""
+"""AutoTinyBERT on a toy: a SuperPLM and its sub-models, their latency, and a generation of the
+search. Copy autotinybert.py next to this file; both need PyTorch alone."""
 import random
 import statistics
 
@@ -9,25 +9,30 @@ import autotinybert as atb
 
 torch.manual_seed(0)
 cfg = atb.Config(largest="2-64-128-4-64", smallest="1-32-32-1-16", population=4, latency_length=32)
-space, rng = atb.search_space(cfg), random.Random(0)
+space = atb.search_space(cfg)
+rng = random.Random(0)
 model = atb.LanguageModel(atb.parse_arch(cfg.largest), 30)
 optimizer = atb.make_optimizer(model, weight_decay=0.01)  # of torch, with its learning rate
 
 # words that count upwards; 0 stands for [MASK], and the masked word follows from its neighbours
 ids = 1 + (torch.randint(28, (32, 1)) + torch.arange(12)) % 28
-places = torch.randint(12, (32, 2))
-batch = [ids.scatter(1, places, 0), torch.zeros_like(ids), None, places, ids.gather(1, places)]
+positions = torch.randint(12, (32, 2))
+masked = ids.scatter(1, positions, 0)
+batch = [masked, torch.zeros_like(ids), None, positions, ids.gather(1, positions)]
 
 for step in range(100):
     for _ in range(3):  # M of Alg. 1: each sub-model trains the weights that it is cut from
-        atb.masked_loss(atb.sub_model(model, atb.sample_arch(space, rng)), batch).backward()
+        arch = atb.sample_arch(space, rng)
+        atb.masked_loss(atb.sub_model(model, arch), batch).backward()
     optimizer.step()
     optimizer.zero_grad()
 for arch in (atb.smallest_arch(space), model.encoder.arch):
-    print(f"{arch} has a loss of {atb.masked_loss(atb.sub_model(model, arch), batch):.3f}")
+    loss = atb.masked_loss(atb.sub_model(model, arch), batch)
+    print(f"{arch} has a loss of {loss:.3f}")
 
 measured = [atb.sample_arch(space, rng) for _ in range(12)]
 times = [atb.time_model(arch, cfg) for arch in measured]
-predict, limit = atb.Predictor(cfg.latency_length).fit(measured, times), statistics.median(times)
+predict = atb.Predictor(cfg.latency_length).fit(measured, times)
+limit = statistics.median(times)
 for parent, arch in atb.propose([], 0, cfg, predict, limit):  # the first generation of Alg. 2
     print(f"{arch} takes {predict([arch])[0] / limit:.2f} of the limit")
