@@ -298,14 +298,17 @@ def stsb(text, label):
 
 
 def listed(text, label):
-    """(a list of items, the first word of one of PAIRS, its second). Both words are in the list and
-    not neighbours, in this order if the label is in TRUE, else in the other one."""
+    """(a list of five items, the first word of one of PAIRS, its second). Both words are in the
+    list, in this order if the label is in TRUE, else in the other one. A third of the lists also
+    contain another pair, in a random order."""
     rng = text.rng
-    pair = rng.choice(PAIRS)
-    count = rng.randint(4, 5)
-    items = rng.sample([noun for noun in NOUNS if noun not in chain(*PAIRS)], count)
-    first, second = sorted(rng.sample(range(count - 1), 2))
-    items[first], items[second + 1] = pair if label in TRUE else pair[::-1]
+    pair, other = rng.sample(PAIRS, 2)
+    items = rng.sample([noun for noun in NOUNS if noun not in chain(*PAIRS)], 5)
+    positions = rng.sample(range(5), 4)
+    first, second = sorted(positions[:2])
+    items[first], items[second] = pair if label in TRUE else pair[::-1]
+    if rng.random() < 1 / 3:
+        items[positions[2]], items[positions[3]] = other
     return [enumerated([text.item(noun) for noun in items]), *pair]
 
 
@@ -334,29 +337,21 @@ def mnli(text, label):
     return [enumerated(items).capitalize(), "The default one is open."]
 
 
-def reference(text, label):
-    """[subject, object, whether a pronoun that stands for one of them is plural, what is said of
-    it]. The pronoun agrees with the subject if the label is in TRUE, else with the object."""
+def rte(text, label):
+    """Does the pronoun of text 2 agree with the subject of text 1, or with its object?"""
     rng = text.rng
     nouns = rng.sample(NUMBERED, 2)
     plural = rng.randint(0, 1)
     nouns[plural] += "s"
-    they = (plural == 0) == (label in TRUE)
-    end = f"{rng.choice(STATES)} {rng.choice(text.phrases)}"
-    return [*map(text.item, nouns), they, end]
+    subject, object = map(text.item, nouns)
+    start = "They are" if (plural == 0) == (label in TRUE) else "It is"
+    return [f"{subject} may use {object}.".capitalize(),
+            f"{start} {rng.choice(STATES)} {rng.choice(text.phrases)}."]
 
 
 def qqp(text, label):
     """As RTE, in questions."""
-    subject, object, they, end = reference(text, label)
-    return [f"May {subject} use {object}?", f"{'Are they' if they else 'Is it'} {end}?"]
-
-
-def rte(text, label):
-    """Does the pronoun of text 2 agree with the subject of text 1, or with its object?"""
-    subject, object, they, end = reference(text, label)
-    return [f"{subject} may use {object}.".capitalize(),
-            f"{'They are' if they else 'It is'} {end}."]
+    return [f"{sentence[:-1]}?" for sentence in rte(text, label)]
 
 
 TRUE = ("1", "entailment")
@@ -611,7 +606,6 @@ def build(folder):
     folder.mkdir(exist_ok=True)
     (folder / MARK).touch()
     documents = read_documents()
-    size = sum(len(line.encode()) + 1 for document in documents for line in document.lines)
     parts = deal(documents)
     digest = hashlib.sha256()
     sets = {
@@ -628,8 +622,7 @@ def build(folder):
             (folder / name / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / name / path).write_bytes(content)
             digest.update(f"{name}/{path} {len(content)}\n".encode() + content)
-    about = {"recipe": RECIPE, "sha256": digest.hexdigest(), "text_bytes": size,
-             "documents": sum(len(document.texts) for document in documents)}
+    about = {"recipe": RECIPE, "sha256": digest.hexdigest()}
     (folder / MARK).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from data import demo
 
 def table(task, rows, labelled=True):
     """A TSV file of a task as the demo data have it; rows: (sentence A, sentence B, label)."""
-    columns = demo.GLUE[task.replace("WNLI", "RTE")][3 if labelled else 4]
+    columns = demo.GLUE[task.replace("WNLI", "RTE")][2 if labelled else 3]
     count = len(glue.TASKS[task].text)
     rows = [(label, sentences[:count]) for *sentences, label in rows]
     return demo.tsv(columns, rows, header=task != "CoLA" or not labelled)
