@@ -179,9 +179,8 @@ NOUNS = """argument array attribute batch buffer call class code column context 
     string tensor test thread tuple type value variable vector version weight""".split()
 NUMBERED = "argument element input node object parameter tensor value".split()  # plural: with s
 STATES = "empty large new open small valid".split()
-PAIRS = (  # in the order of QNLI's questions
-    ("class", "method"), ("input", "output"), ("list", "tuple"), ("name", "value"),
-    ("row", "column"))
+PAIRS = [pair.split(":") for pair in  # in the order of QNLI's questions
+         "class:method input:output list:tuple name:value row:column".split()]
 
 
 def is_content(word):
@@ -190,19 +189,13 @@ def is_content(word):
     return len(word) > 3 and word.isalpha() and word.lower() not in FUNCTION_WORDS
 
 
-def shuffled(words, rng):
-    """The words in another order; as they are where all are equal."""
-    mixed = words
-    while mixed == words and len(set(words)) > 1:
-        mixed = rng.sample(words, len(words))
-    return mixed
-
-
 def disorder(words, size, rng):
     """The words with a stretch of `size` inner ones in another order."""
     start = rng.randint(1, len(words) - size - 1)
-    stretch = shuffled(words[start:start + size], rng)
-    return words[:start] + stretch + words[start + size:]
+    stretch = mixed = words[start:start + size]
+    while mixed == stretch and len(set(stretch)) > 1:
+        mixed = rng.sample(stretch, size)
+    return words[:start] + mixed + words[start + size:]
 
 
 def gap(sentence, rng, longest=3):
@@ -226,10 +219,6 @@ def question(before, after, side=6):
     """A cloze question: up to `side` words on each side of the gap, with "what" in it."""
     text = " ".join([*before[-side:], "what", *after[:side]]).rstrip(".,;:!?")
     return text[0].upper() + text[1:] + "?"
-
-
-def with_article(noun):
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def enumerated(items):
@@ -286,7 +275,8 @@ def sst2(text, label):
     others = rng.sample([noun for noun in NOUNS if noun not in ("list", "file")], rng.randint(1, 3))
     items = ["list"] * lists + ["file"] * files + others
     rng.shuffle(items)
-    return ["It has " + enumerated([with_article(item) for item in items])]
+    items = [f"an {item}" if item[0] in "aeiou" else f"a {item}" for item in items]
+    return ["It has " + enumerated(items)]
 
 
 def stsb(text, label):
