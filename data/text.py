@@ -18,7 +18,6 @@ the end of a document if one is near.
 """
 import contextlib
 import io
-import json
 import multiprocessing
 import os
 import re

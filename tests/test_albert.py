@@ -335,7 +335,7 @@ def test_transformers_reads_the_exported_vocabulary(kind, tmp_path):
         path = train_sentencepiece(
             [tmp_path / "text"], tmp_path / "spiece.model", 1000, lower=lower)
     ours = load_tokenizer(path, kind != "cased")
-    hf_folder.write_tokenizer(tmp_path, ours, 77)
+    hf_models.write_tokenizer(tmp_path, ours, 77)
     name = "bert" if kind == "vocab.txt" else "albert"
     write(tmp_path / "config.json", {"model_type": name})
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

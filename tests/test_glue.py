@@ -13,8 +13,8 @@ from data import demo
 
 
 def table(task, examples, labelled=True):
-    """A TSV file of a task. examples: (sentence A, sentence B, label)."""
-    columns = demo.GLUE[task.replace("WNLI", "RTE")][3 if labelled else 4]
+    """A TSV file of a task as the demo data have it. examples: (sentence A, sentence B, label)."""
+    columns = demo.GLUE[task.replace("WNLI", "RTE")][2 if labelled else 3]
     count = len(glue.TASKS[task].text)
     lines = [(label, sentences[:count]) for *sentences, label in examples]
     return demo.tsv(columns, lines, header=task != "CoLA" or not labelled)
