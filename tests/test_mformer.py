@@ -14,6 +14,7 @@ from torch import nn
 
 import mformer as mf
 from common.checkpoint import load_file, read_jsonl
+from common.cli import UserError
 from common.distributed import Ranks
 from data import cifar10
 from data.translation import Translations
