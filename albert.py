@@ -513,28 +513,28 @@ def join(segment_a, length_a, segment_b, length_b, tokenizer):
 def sentence_pairs(parts, tokenizer, objective, generator):
     """Two segments as one input, and their label (Sec. 3.1, Inter-sentence coherence loss).
 
-    parts: data.corpus.Segments: first, second and other (from another document), each (B, width),
-    with their lengths first_length, second_length, other_length (B,), 0 for none. Returns ids,
+    parts: data.corpus.Segments: segment_a, segment_b and other (from another document), each
+    (B, width), with their lengths length_a, length_b, length_other (B,), 0 for none. Returns ids,
     token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none. """
-    segment_a = parts.first
-    segment_b = parts.second
-    length_a = parts.first_length
-    length_b = parts.second_length
+    segment_a = parts.segment_a
+    segment_b = parts.segment_b
+    length_a = parts.length_a
+    length_b = parts.length_b
     labels = (torch.rand(len(segment_a), generator=generator) < 0.5).long()
     # D1*: a text without a sentence boundary is one segment and has no label; the official code
     # pairs it with another document and calls that "swapped"
     labelled = length_b > 0  # (B,)
     if objective == "sop":  # 0: in their order, 1: swapped
         swapped = labelled & labels.bool()
-        segment_a = torch.where(swapped[:, None], parts.second, parts.first)
-        segment_b = torch.where(swapped[:, None], parts.first, parts.second)
-        length_a = torch.where(swapped, parts.second_length, parts.first_length)
-        length_b = torch.where(swapped, parts.first_length, parts.second_length)
+        segment_a = torch.where(swapped[:, None], parts.segment_b, parts.segment_a)
+        segment_b = torch.where(swapped[:, None], parts.segment_a, parts.segment_b)
+        length_a = torch.where(swapped, parts.length_b, parts.length_a)
+        length_b = torch.where(swapped, parts.length_a, parts.length_b)
     elif objective == "nsp":  # 0: consecutive, 1: B is from another document
-        labelled = labelled & (parts.other_length > 0)
+        labelled = labelled & (parts.length_other > 0)
         foreign = labelled & labels.bool()
         segment_b = torch.where(foreign[:, None], parts.other, segment_b)
-        length_b = torch.where(foreign, parts.other_length, length_b)
+        length_b = torch.where(foreign, parts.length_other, length_b)
     else:  # none: always in their order
         labelled = torch.zeros_like(labelled)
     labels = labels.masked_fill(~labelled, -100)
@@ -851,9 +851,9 @@ def first_token_baseline(text, cfg):
     """
     def first_tokens(corpus, size):
         parts = corpus.sentence_runs(0, size, cfg.length - 3, 0, SHORT)
-        pair = parts.second_length > 0
-        foreign = parts.other_length > 0
-        return parts.first[pair, 0], parts.second[pair, 0], parts.other[foreign, 0]
+        pair = parts.length_b > 0
+        foreign = parts.length_other > 0
+        return parts.segment_a[pair, 0], parts.segment_b[pair, 0], parts.other[foreign, 0]
 
     counts = [1 + tokens.bincount(minlength=cfg.vocab_size)
               for tokens in first_tokens(text.train, 8192)]
@@ -967,7 +967,7 @@ def pretrain(cfg):
 def check_pairs(text, cfg, ranks):
     """Print how many sequences have an order. UserError if the objective needs it and none has."""
     runs = text.train.sentence_runs(0, 8192, cfg.length - 3, cfg.seed, SHORT, others=False)
-    labelled = runs.second_length > 0
+    labelled = runs.length_b > 0
     if cfg.objective != "none" and not labelled.any():
         raise UserError(
             f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; "

@@ -1524,10 +1524,10 @@ def draw_next_sentence(segments, generator):
     # D28: segments may begin in mid-sentence, where BERT's do not; a stretch without a sentence
     # boundary has no label (-100): text from elsewhere begins
     # with a sentence, which would tell the two apart
-    single = (segments.second_length == 0) | (segments.other_length == 0)
+    single = (segments.length_b == 0) | (segments.length_other == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
-    ids = torch.where(other[:, None], segments.other, segments.second)
-    lengths = torch.where(other, segments.other_length, segments.second_length)
+    ids = torch.where(other[:, None], segments.other, segments.segment_b)
+    lengths = torch.where(other, segments.length_other, segments.length_b)
     return ids, lengths, other.long().masked_fill(single, -100)
 
 
@@ -1608,8 +1608,8 @@ def language_batch(data, corpus, cfg, first, count):
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", first))
     text = corpus.segments(first, count, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(text, generator)
-    ids, segments, lengths = join(text.first, text.first_length, second, second_length,
-                                  data.tokenizer, empty_second=True)  # [CLS] A [SEP] B [SEP]
+    ids, segments, lengths = join(text.segment_a, text.length_a, second, second_length,
+                                  data.tokenizer, empty_b=True)  # [CLS] A [SEP] B [SEP]
     ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
     return send((ids, segments, lengths, masked_positions, labels, next_labels), data.device)
 

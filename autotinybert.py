@@ -819,7 +819,7 @@ def text_batches(text, data, cfg, phase, position, size, count):
     # as in BERT, and there is no next-sentence loss. The paper does not say; its code has no pairs
     pairs = text.segments(position, count * size, cfg.length - 3, seed_of(cfg.seed, phase))
     ids, token_type_ids, lengths = corpus.join(
-        pairs.first, pairs.first_length, pairs.second, pairs.second_length, data.tokenizer)
+        pairs.segment_a, pairs.length_a, pairs.segment_b, pairs.length_b, data.tokenizer)
     for first in range(0, count * size, size):
         chosen = slice(first, first + size)
         full = (lengths[chosen] == cfg.length).all()

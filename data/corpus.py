@@ -1,9 +1,9 @@
 """Token files on disk, and training segments cut from them. data/text.py makes the files.
 
     train, dev = Corpus("cache/", tokenizer).split(held_out=0.05)
-    parts = train.segments(position=0, rows=256, length=125, seed=0)
-    ids, kinds, lengths = join(
-        parts.first, parts.first_length, parts.second, parts.second_length, tokenizer)
+    examples = train.segments(position=0, num_examples=256, length=125, seed=0)
+    ids, token_type_ids, lengths = join(examples.segment_a, examples.length_a, examples.segment_b,
+                                        examples.length_b, tokenizer)
 
 A prepared folder contains
     tokens.bin       uint16, or uint32 for a vocabulary of more than 65,536
@@ -59,13 +59,13 @@ def example_random(seed, number):
 
 @dataclass
 class Segments:
-    """R training examples; int64 tensors, padded with 0. first and second are one run of text."""
-    first: torch.Tensor  # (R, length)
-    first_length: torch.Tensor  # (R,)
-    second: torch.Tensor  # (R, length)
-    second_length: torch.Tensor  # (R,) 0 where the run has no sentence boundary inside
-    other: torch.Tensor  # (R, length) text of another document in the place of second
-    other_length: torch.Tensor  # (R,)
+    """B examples; int64 tensors, padded with 0. Text B follows text A."""
+    segment_a: torch.Tensor  # (B, length)
+    length_a: torch.Tensor  # (B,)
+    segment_b: torch.Tensor  # (B, length)
+    length_b: torch.Tensor  # (B,) 0 where the text has no sentence boundary inside
+    other: torch.Tensor  # (B, length) text of another document to replace segment_b
+    length_other: torch.Tensor  # (B,)
 
 
 class Corpus:
@@ -141,17 +141,17 @@ class Corpus:
         tokens = np.concatenate([self.tokens[start:end] for start, end in zip(*self.bounds)])
         return float(np.bincount(tokens).max() / len(tokens))
 
-    def segments(self, position, rows, length, seed, short_prob=0.1):
-        """Examples position .. position + rows - 1 of an endless stream, as Segments: a run of
-        tokens of one document, parted at a sentence boundary inside.
+    def segments(self, position, num_examples, length, seed, short_prob=0.1):
+        """Examples from number `position` on of an endless stream, as Segments: consecutive tokens
+        of one document, split at a sentence boundary inside.
 
         An example is a function of the seed and its number alone. So resuming needs only the
-        position, and processes take ranges of their own. length: room for the text of both parts,
-        in tokens, at least 2. The size of an example is `length`, or with short_prob uniform in
-        2..length, and never more than its slot's stretch of a document.
+        position, and each process makes a range of its own. length: room for the text of both
+        segments, in tokens, at least 2. An example has `length` tokens, or with short_prob a
+        uniform number in 2..length, and never more than its slot's stretch of a document.
         """
         parts = []
-        for random, document, left, right in self.examples(position, rows, length, seed):
+        for random, document, left, right in self.examples(position, num_examples, length, seed):
             size = min(draw_size(random, length, short_prob), right - left)
             start = left + int(random() * (right - left - size + 1))
             stop = start + size
@@ -164,22 +164,21 @@ class Corpus:
             parts.append((start, middle - start, middle, stop - middle, *other))
         return self.collect(length, parts)
 
-    def sentence_runs(self, position, rows, length, seed, short_prob=0.1, others=True):
-        """Like segments, but runs of whole sentences, parted between two of them: neither the sizes
-        of the parts nor their ends tell which came first.
+    def sentence_runs(self, position, num_examples, length, seed, short_prob=0.1, others=True):
+        """Like segments, but whole sentences, split between two of them: neither the sizes of the
+        segments nor their ends tell which came first.
 
-        The slots of a document share out its sentences by number, so that each is shown as often.
-        (Shared out by tokens, a run would begin or end with a long sentence, since a cut falls into
-        one more easily, and the outer sentences of a pair would tell its order.) From its share a
-        run takes as many sentences as fit into the size drawn for it, from the beginning or up to
-        the end, at random, but at least two where `length` has room for them.
+        The slots of a document divide its sentences by number, so that each is shown as often.
+        (Divided by tokens, an example would begin or end with a long sentence, since a cut falls
+        into one more easily, and the outer sentences of a pair would tell its order.) An example
+        takes as many sentences of its slot as fit into the size drawn for it, from the beginning or
+        up to the end, at random, but at least two where `length` has room for them.
 
-        Without room for two, and in a document of one sentence, the example is one part, cut out of
-        the slot's stretch: second_length is 0. `other` is the end of a run elsewhere, and left out
-        without `others`, which take most of the time.
+        Without room for two, and in a document of one sentence, the example is one segment, cut out
+        of the slot's stretch. others=False leaves out `other`, which takes most of the time.
         """
         parts = []
-        for random, document, left, right in self.examples(position, rows, length, seed):
+        for random, document, left, right in self.examples(position, num_examples, length, seed):
             size = draw_size(random, length, short_prob)
             start, stop = self.choose_sentences(random, document, left, right, size)
             begin = self.starts[start]
@@ -190,23 +189,23 @@ class Corpus:
                 size = min(size, right - left)
                 begin = left + int(random() * (right - left - size + 1))
                 middle = end = begin + size
-            first = middle - begin
-            second = end - middle
+            length_a = middle - begin
+            length_b = end - middle
             other = 0, 0
             if others:
-                other = self.run_elsewhere(random, document, second, length - first, length)
-            parts.append((begin, first, middle, second, *other))
+                other = self.run_elsewhere(random, document, length_b, length - length_a, length)
+            parts.append((begin, length_a, middle, length_b, *other))
         return self.collect(length, parts)
 
-    def examples(self, position, rows, length, seed):
-        """Of examples position .. position + rows - 1: (a source of random numbers, the document,
-        the first token of the stretch, the one after its last)."""
-        for number in range(position, position + rows):
+    def examples(self, position, num_examples, length, seed):
+        """Of each example from number `position` on: (a source of random numbers, the document, the
+        first token of the stretch, the one after its last)."""
+        for number in range(position, position + num_examples):
             yield example_random(seed, number), *self.stretch(number, length, seed)
 
     def choose_sentences(self, random, document, left, right, size):
-        """(first, one behind the last) of the sentences for a run of up to `size` tokens from the
-        share of the stretch left .. right."""
+        """(first, one after the last) of the sentences for up to `size` tokens, out of those that
+        belong to the stretch left .. right."""
         low, high = self.sentence_range(document)
         begin = self.starts[low]
         end = self.starts[high]
@@ -224,12 +223,12 @@ class Corpus:
         return start, min(stop, max(fitting, start + 2))
 
     def stretch(self, number, length, seed):
-        """(document, its first token of a slot, one behind the last) of example `number`.
+        """(document, first token, one after the last) of the stretch of text of example `number`.
 
-        Each epoch takes the slots in another order. The slots of a document part it, so that an
-        epoch shows each token once, those at its beginning and its end too. They overhang both ends
-        by what they have to spare, in each epoch in other proportions, neither under a quarter: the
-        cuts move, and no stretch is a mere rest.
+        Each epoch takes the slots in another order. The slots of a document divide it, so that an
+        epoch shows each token once. Together they are longer than the document, and overhang its
+        two ends in a ratio that differs by epoch, each by at least a quarter of the difference. So
+        the cuts move, and no stretch is very short.
         """
         table = self.slot_table(length)
         total = table[-1]
@@ -247,15 +246,15 @@ class Corpus:
         return document, max(cut, begin), min(cut + length, end)
 
     def sentence_range(self, document):
-        """(first, one behind the last) of the sentences of a document in view."""
-        place = self.id_view[document]
-        return self.document_starts[place], self.document_starts[place + 1]
+        """(first, one after the last) of the sentences of a document in view."""
+        number = self.id_view[document]
+        return self.document_starts[number], self.document_starts[number + 1]
 
     def elsewhere(self, random, document, size):
-        """(start, size) of a run of tokens from a sentence's start in another document, to stand
-        where a text's continuation would: as long as it is, and like it never the beginning of a
-        document, or a classifier could tell the two apart. Size 0 where none of eight documents has
-        such a run, and where there is no other document."""
+        """(start, size) of text from a sentence's start in another document, to replace segment_b.
+        Like it, the text is never the beginning of a document, and it is as long: a classifier
+        cannot tell the two apart by that. Size 0 where none of eight documents has such text, and
+        where there is no other document."""
         for _ in range(8 if size and len(self.ids) > 1 else 0):
             chosen = int(random() * (len(self.ids) - 1))
             low, high = self.sentence_range(chosen + (chosen >= document))
@@ -266,9 +265,9 @@ class Corpus:
         return 0, 0
 
     def run_elsewhere(self, random, document, size, room, length):
-        """(start, size) of whole sentences in the place of a text's continuation, from another
-        document, but not from its beginning: of eight that are drawn that whose size is nearest to
-        `size`, and at most `room`. Size 0 where none fits and where `size` is 0."""
+        """(start, size) of whole sentences of another document, not from its beginning, to replace
+        segment_b: of eight draws the one whose size is nearest to `size`, at most `room`. Size 0
+        where none fits and where `size` is 0."""
         table = self.slot_table(length)
         first = table[document]
         stop = table[document + 1]
@@ -284,12 +283,12 @@ class Corpus:
             last = bisect_right(self.starts, begin + room, start, high + 1) - 1
             nearest = bisect_left(self.starts, begin + size, start, last)
             for end in range(max(start + 1, nearest - 1), last + 1)[:2]:
-                found = self.starts[end] - begin
-                runs.append((abs(found - size), begin, found))
+                tokens = self.starts[end] - begin
+                runs.append((abs(tokens - size), begin, tokens))
         return min(runs)[1:] if runs else (0, 0)
 
     def collect(self, length, parts):
-        """Segments of rows of (first token, size) of the three parts."""
+        """Segments of (first token, size) of segment_a, segment_b and other, per example."""
         tensors = []
         column = np.arange(length)
         for begin, size in np.array(parts, np.int64).reshape(-1, 3, 2).transpose(1, 2, 0):
@@ -304,23 +303,25 @@ def draw_size(random, length, short_prob):
     return 2 + int(random() * (length - 1)) if random() < short_prob else length
 
 
-def join(first, first_length, second, second_length, tokenizer, empty_second=False):
-    """[CLS] A [SEP] B [SEP] of a batch of text parts.
+def join(segment_a, length_a, segment_b, length_b, tokenizer, empty_b=False):
+    """[CLS] A [SEP] B [SEP] of a batch.
 
-    first, second: (R, width) int64 ids, of which the first first_length, second_length (R,) count.
-    Where second_length is 0 an example is one part, [CLS] A [SEP]; with empty_second it keeps its
-    second [SEP], [CLS] A [SEP] [SEP]. Returns ids (R, T), kinds (R, T): 1 in B and the [SEP] behind
-    it, 0 elsewhere, and lengths (R,), all int64, with T = width + 3.
+    segment_a, segment_b: (B, width) int64 ids, of which the first length_a, length_b (B,) count.
+    Where length_b is 0 an example is [CLS] A [SEP]; with empty_b it keeps its second [SEP],
+    [CLS] A [SEP] [SEP]. Returns ids (B, T), token_type_ids (B, T): 1 in B and the [SEP] after it, 0
+    elsewhere, and lengths (B,), all int64, with T = width + 3.
     """
-    rows, width = first.shape
-    place = torch.arange(width + 3).expand(rows, -1)
-    a = first_length[:, None]
-    b = second_length[:, None]
-    two = (b > 0) | empty_second  # (R, 1)
+    size, width = segment_a.shape
+    position = torch.arange(width + 3).expand(size, -1)
+    a = length_a[:, None]
+    b = length_b[:, None]
+    two = (b > 0) | empty_b  # (B, 1)
     end = a + torch.where(two, b + 2, 1)  # the position of the last [SEP]
-    ids = first.gather(1, (place - 1).clamp(0, width - 1))
-    ids = torch.where(place > a + 1, second.gather(1, (place - a - 2).clamp(0, width - 1)), ids)
-    ids = ids.masked_fill((place == a + 1) | (place == end), tokenizer.sep_id)
-    ids = ids.masked_fill(place > end, tokenizer.pad_id)
-    ids = ids.masked_fill(place == 0, tokenizer.cls_id)
-    return ids, ((place > a + 1) & (place <= end)).long(), end[:, 0] + 1
+    ids = segment_a.gather(1, (position - 1).clamp(0, width - 1))
+    after = segment_b.gather(1, (position - a - 2).clamp(0, width - 1))
+    in_b = position > a + 1
+    ids = torch.where(in_b, after, ids)
+    ids = ids.masked_fill((position == a + 1) | (position == end), tokenizer.sep_id)
+    ids = ids.masked_fill(position > end, tokenizer.pad_id)
+    ids = ids.masked_fill(position == 0, tokenizer.cls_id)
+    return ids, (in_b & (position <= end)).long(), end[:, 0] + 1

@@ -27,7 +27,7 @@ from data.corpus import Corpus
 from data.inputs import Data
 from data.text import train_sentencepiece
 from small_runs import TRAINED, write
-from test_corpus import made_by_hand
+from test_corpus import numbered
 from tests.claims import albert as claims
 
 CPU = torch.device("cpu")
@@ -509,9 +509,9 @@ def fake_parts(size=600):
 
     three = torch.full((size,), 3)
     return SimpleNamespace(
-        first=repeat(10, 11, 12, 0, 0, 0), second=repeat(20, 21, 0, 0, 0, 0),
-        other=repeat(30, 30, 30, 0, 0, 0), first_length=three, other_length=three,
-        second_length=2 * (torch.arange(size) < 400).long())
+        segment_a=repeat(10, 11, 12, 0, 0, 0), segment_b=repeat(20, 21, 0, 0, 0, 0),
+        other=repeat(30, 30, 30, 0, 0, 0), length_a=three, length_other=three,
+        length_b=2 * (torch.arange(size) < 400).long())
 
 
 INPUTS = {  # ids, token_type_ids, lengths
@@ -591,7 +591,7 @@ def test_order_by_the_first_token_alone(opening, share, tmp_path):
     tokens = np.random.default_rng(0).integers(5, 50, 4000 * 5)
     tokens[::5] = 50
     tokens[::10] = opening
-    corpus = made_by_hand(tmp_path, [5] * 4000, [2] * 2000, tokens)
+    corpus = numbered(tmp_path, [5] * 4000, [2] * 2000, tokens)
     text = Data(CPU, None, *corpus.split(0.2))
     assert albert.first_token_baseline(text, tiny(dev_examples=200)) == {"nsp": 0.5, "sop": share}
 

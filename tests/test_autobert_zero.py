@@ -491,8 +491,8 @@ def test_masking_is_80_10_10_and_never_touches_special_pieces():
 def test_next_sentence_pairs():
     """Half of the second parts are from elsewhere; where nothing follows there is no label. test_corpus.py joins."""
     lengths = torch.tensor([2] * 300 + [0] * 100)
-    segments = SimpleNamespace(second=torch.full((400, 5), 20), second_length=lengths,
-                               other=torch.full((400, 5), 30), other_length=torch.ones(400, dtype=torch.long))
+    segments = SimpleNamespace(segment_b=torch.full((400, 5), 20), length_b=lengths,
+                               other=torch.full((400, 5), 30), length_other=torch.ones(400, dtype=torch.long))
     second, length, labels = abz.draw_next_sentence(segments, torch.Generator().manual_seed(0))
     assert (labels[300:] == -100).all() and not length[300:].any()
     assert set(labels[:300].tolist()) == {0, 1} and 0.4 < labels[:300].float().mean() < 0.6

@@ -342,7 +342,7 @@ def accuracy(segments, wrong):
         last = tokens.gather(1, (size - 1).clamp(min=0)[:, None])
         ends = np.eye(60)[torch.cat([tokens[:, :1], last], 1)].reshape(len(size), -1)
         features.append(np.column_stack([ends, size / 32, (size / 32) ** 2]))
-    used = (segments.second_length > 0) & (segments.other_length > 0)
+    used = (segments.length_b > 0) & (segments.length_other > 0)
     a, b, other = [each[used] for each in features]
     true = np.hstack([a, b])
     false = np.hstack([b, a] if wrong == 1 else [a, other])
