@@ -19,7 +19,7 @@ optimizer = Lamb(model.parameters(), lr=0.005)
 for step in range(121):
     early, late = torch.randint(6, 31, (64, 8)), torch.randint(31, 56, (64, 8))
     eight = torch.full((64,), 8)
-    parts = SimpleNamespace(first=early, first_length=eight, second=late, second_length=eight)
+    parts = SimpleNamespace(segment_a=early, length_a=eight, segment_b=late, length_b=eight)
     ids, segments, lengths, order = sentence_pairs(parts, tokenizer, "sop", generator)
     ids, places, labels = mask_tokens(ids, segments, tokenizer, cfg, generator)
     logits, order_logits = model(ids, segments, lengths, places)
