@@ -1519,7 +1519,7 @@ def language_batch(data, corpus, cfg, first, count):
     text = corpus.segments(first, count, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(text, generator)
     ids, segments, lengths = join(text.segment_a, text.length_a, second, second_length,
-                                  data.tokenizer, empty_second=True)  # [CLS] A [SEP] B [SEP]
+                                  data.tokenizer, empty_b=True)  # [CLS] A [SEP] B [SEP]
     ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
     return send((ids, segments, lengths, masked_positions, labels, next_labels), data.device)
 

@@ -484,8 +484,8 @@ def fake_segments():
     """data.corpus.Segments, of which the first 400 of 600 are pairs."""
     three = torch.full((600,), 3)
     return SimpleNamespace(
-        first=torch.tensor([numbers("10 11 12 0 0 0")] * 600),
-        second=torch.tensor([numbers("20 21 0 0 0 0")] * 600),
+        segment_a=torch.tensor([numbers("10 11 12 0 0 0")] * 600),
+        segment_b=torch.tensor([numbers("20 21 0 0 0 0")] * 600),
         other=torch.tensor([numbers("30 30 30 0 0 0")] * 600),
         length_a=three,
         length_b=2 * (torch.arange(600) < 400).long(),

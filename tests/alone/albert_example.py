@@ -23,8 +23,8 @@ optimizer = Lamb(model.parameters(), lr=0.005)
 eight = torch.full((64,), 8)
 for step in range(121):
     segments = SimpleNamespace(
-        first=torch.randint(6, 31, (64, 8)), first_length=eight,
-        second=torch.randint(31, 56, (64, 8)), second_length=eight)
+        segment_a=torch.randint(6, 31, (64, 8)), length_a=eight,
+        segment_b=torch.randint(31, 56, (64, 8)), length_b=eight)
     ids, token_types, lengths, order = sentence_pairs(segments, tokenizer, "sop", generator)
     ids, masked_positions, labels = mask_tokens(ids, tokenizer, cfg, generator)
     logits, order_logits = model(ids, token_types, lengths, masked_positions)
