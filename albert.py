@@ -184,7 +184,9 @@ def gather_positions(x, positions):
 def autocast_once(x):
     """x in autocast's dtype: one conversion of float32 states for several linear maps."""
     kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    if not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
 
 
 class Attention(nn.Module):
@@ -290,7 +292,8 @@ class Encoder(nn.Module):
             mask = mask[:, None, None]  # (B, 1, 1, T)
         x = self.token_embedding(ids) + self.token_type_embedding(token_type_ids)  # (B, T, E)
         x = x + self.position_embedding(positions)
-        x = self.mapping(self.dropout(self.norm(x)))  # (B, T, E) -> (B, T, H)
+        x = self.dropout(self.norm(x))
+        x = self.mapping(x)  # (B, T, E) -> (B, T, H)
         layer = self.layer
         if self.recompute and self.training:
             layer = functools.partial(recompute, self.layer, use_reentrant=False)
@@ -473,15 +476,17 @@ def parts(cfg):
     """{part: parameters} of the pre-training model."""
     with torch.device("meta"):
         model = LanguageModel(cfg)
-    counts = {
-        "mapping": count(model.encoder.mapping),
-        "attention": count(model.encoder.attentions),
-        "ffn": count(model.encoder.ffns),
-        "pooler": count(model.pooler),
-        "mlm head": count(model.mlm),
-        "order head": count(model.order),
+    modules = {
+        "mapping": model.encoder.mapping,
+        "attention": model.encoder.attentions,
+        "ffn": model.encoder.ffns,
+        "pooler": model.pooler,
+        "mlm head": model.mlm,
+        "order head": model.order,
     }
-    return {"embeddings": count(model) - sum(counts.values()), **counts}
+    counts = {name: count(module) for name, module in modules.items()}
+    embeddings = count(model) - sum(counts.values())
+    return {"embeddings": embeddings, **counts}
 
 
 def flops(cfg):
@@ -817,8 +822,13 @@ def training_batches(text, cfg, ranks, start):
             chosen = {name: value[examples[number]]
                       for name, value in vars(segments).items()}
             batches.append(language_batch(
-                dataclasses.replace(segments, **chosen), text.tokenizer, cfg, cfg.objective,
-                first + number * size, ranks.device))
+                dataclasses.replace(segments, **chosen),
+                text.tokenizer,
+                cfg,
+                cfg.objective,
+                first + number * size,
+                ranks.device,
+            ))
         yield batches
 
 
@@ -911,7 +921,8 @@ def evaluate_language_model(model, text, cfg, ranks):
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
     size = 64
     result = {"scored": {}}
-    for name, objective in (("mlm", "none"), ("nsp", "nsp"), ("sop", "sop")):
+    objectives = {"mlm": "none", "nsp": "nsp", "sop": "sop"}
+    for name, objective in objectives.items():
         totals = torch.zeros(2, device=ranks.device)  # correct, labels
         for number in range(ranks.rank * size, cfg.dev_examples, ranks.size * size):
             segments = cut_segments(text.dev, cfg, objective, number, size)
@@ -972,8 +983,10 @@ def pretrain(cfg):
                           f"{cfg.batch} sequences of {cfg.length} tokens")
             model.to(ranks.device)
             optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
-            checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model,
-                                    optimizer=optimizer)
+            checkpoint = Checkpoint(
+                run.folder / "checkpoint.pt", ranks,
+                model=model,
+                optimizer=optimizer)
             train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
             result = evaluate_language_model(model, text, cfg, ranks)
             run.finish({

@@ -1,5 +1,5 @@
-"""One paper file in another project: copied into an empty folder, without common/ and data/, it runs
-its example."""
+"""One paper file in another project: copied into an empty folder, without common/ and data/, it
+runs its example."""
 import os
 import pty
 import runpy
