@@ -1,4 +1,4 @@
-"""Runs as processes of their own, and whether two of them left the same."""
+"""Starts runs as processes of their own, and compares the folders of two runs."""
 import contextlib
 import json
 import multiprocessing
@@ -18,7 +18,7 @@ from conftest import ROOT
 # of a process that has computed with torch may wait for ever for a thread that it lacks.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["albert", "torch._dynamo"])
-OWN = {  # what may differ: times, and what says where a run was
+OWN = {  # entries that may differ: times and places
     "seconds", "search_seconds", "milliseconds", "reference_milliseconds", "limit_milliseconds",
     "speedup", "speedup_range", "argv", "environment",
     "digest", "out"}
@@ -81,14 +81,14 @@ def begin(whole, out):
 
 
 def content(path):
-    """What a file says."""
+    """The content of a file."""
     if path.suffix in (".json", ".jsonl"):
         return [json.loads(line) for line in re.split(r"\n(?={)", path.read_text().strip())]
     return torch.load(path, weights_only=True) if path.suffix == ".pt" else path.read_bytes()
 
 
 def same(one, two):
-    """Whether two contents are the same, tensors bit by bit, what was timed aside."""
+    """Whether two contents are the same, tensors bit by bit, except OWN."""
     if isinstance(one, torch.Tensor):
         return one.dtype == two.dtype and torch.equal(one, two)
     if isinstance(one, dict):

@@ -1,5 +1,5 @@
-"""What a finished run of all four files leaves and says: log.jsonl, config.json; the next command,
-which works when it is pasted; a tuned model, with which --predict answers a file of the user."""
+"""What a finished run of all four files leaves: log.jsonl, config.json; the next command, which
+works when it is pasted; a fine-tuned model, with which --predict answers a user's own file."""
 import json
 import math
 import re

@@ -1,8 +1,6 @@
 """SQuAD and RACE: windows, answers cut from the text, the official scores."""
 import itertools
 import json
-import random
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,60 +13,30 @@ from common.cli import UserError
 from common.finetune import Recipe, SquadTask
 from common.tokenization import load_tokenizer
 from data import race
-from data.text import train_sentencepiece
-
-SYLLABLES = itertools.product(("ka", "so", "mi", "tre"), ("lo", "ne", "ri", "du", ""), "strn")
-WORDS = ["".join(parts) for parts in SYLLABLES]
-WORDS += ["Café", "(1,250)", "Ångström’s", "№7", "U.S.", "½", "naïve-", "“quoted”", "ﬁne", "10%"]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tokenizer")
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(WORDS, k=12)) for _ in range(800)]
-    files = [write(folder / "text.txt", "\n".join(lines))]
-    return load_tokenizer(train_sentencepiece(files, folder / "spiece.model", vocab_size=120))
+def tokenizer(ready):
+    return load_tokenizer(ready["corpus"])
 
 
-def article(paragraphs, words):
-    """SQuAD 2.0 with made-up words: an answer is one to four words, every fourth question has
-    none."""
-    draw = random.Random(0)
-    content = []
-    for number in range(paragraphs):
-        context = "  ".join(" ".join(draw.choices(WORDS, k=words // 2)) for _ in range(2))
-        bounds = [match.start() for match in re.finditer(r"\S+", context)]
-        bounds.append(len(context) + 1)
-        entries = []
-        for k in range(4):
-            first = draw.randrange(len(bounds) - 5)
-            start = bounds[first]
-            text = context[start:bounds[first + draw.randint(1, 4)]].rstrip()
-            entries.append({
-                "id": f"q{number}-{k}",
-                "question": " ".join(draw.choices(WORDS, k=5)),
-                "answers": [{"text": text, "answer_start": start}] if k < 3 else [],
-                "is_impossible": k == 3,
-            })
-        content.append({"context": context, "qas": entries})
-    return {"data": [{"paragraphs": content}]}
-
-
-def questions_of(tmp_path, paragraphs=6, words=120):
-    return squad.load(write(tmp_path / "squad.json", article(paragraphs, words)))
+@pytest.fixture(scope="module")
+def questions(ready):
+    """Of four paragraphs; some have no answer."""
+    return squad.load(ready["squad"] / "dev-v2.0.json")
 
 
 @pytest.mark.parametrize("change, message", [
     ({"answers": [{"text": "zzz", "answer_start": 0}]}, "'zzz' is not at character 0"),
-    ({"is_impossible": True}, "1 answers and is_impossible True"),
-    ({"id": "q0-0"}, "q0-0: a second question"),
+    ({"is_impossible": True, "answers": [{"text": "A", "answer_start": 0}]}, "1 answers and"),
+    ({"id": "1"}, "a second question"),
     ({"answers": 7}, "not in the official layout"),
 ])
 def test_mistakes_name_the_file_and_the_question(change, message, tmp_path):
-    content = article(2, 120)
-    content["data"][0]["paragraphs"][1]["qas"][0].update(change)
-    with pytest.raises(UserError, match=f"squad.json: question q.-0.*{message.split(': ')[-1]}"):
+    entry = {"id": "1", "question": "?", "answers": [{"text": "A man", "answer_start": 0}]}
+    entries = [entry, {**entry, "id": "2", **change}]
+    content = {"data": [{"paragraphs": [{"context": "A man sat.", "qas": entries}]}]}
+    with pytest.raises(UserError, match=f"squad.json: question [12].*{message}"):
         squad.load(write(tmp_path / "squad.json", content))
 
 
@@ -100,8 +68,7 @@ def test_windows_cover_every_token_and_one_owns_it(tokens, capacity, stride):
         assert max(scores) >= 0
 
 
-def test_batches_put_the_windows_together(tokenizer, tmp_path):
-    questions = questions_of(tmp_path)
+def test_batches_put_the_windows_together(tokenizer, questions):
     features = squad.features(questions, tokenizer, 72, 20, max_query=6, training=True)
     assert len(features) > 2 * len(questions)
     seen = []
@@ -128,9 +95,8 @@ def test_batches_put_the_windows_together(tokenizer, tmp_path):
 # Answers
 
 
-def test_perfect_logits_give_perfect_scores(tokenizer, tmp_path):
+def test_perfect_logits_give_perfect_scores(tokenizer, questions):
     """Targets are the answer, or [CLS] where the window or the paragraph has none."""
-    questions = questions_of(tmp_path)
     features = squad.features(questions, tokenizer, 512, 128, training=True)
     impossible = features.targets[:, 2] == 1
     assert not features.targets[impossible, :2].any()
@@ -159,8 +125,7 @@ def brute_force(features, start, end, number, max_answer):
     return sorted(spans.items(), key=lambda span: -span[1])
 
 
-def test_extract_returns_the_best_of_all_spans(tokenizer, tmp_path):
-    questions = questions_of(tmp_path, 2, 40)
+def test_extract_returns_the_best_of_all_spans(tokenizer, questions):
     features = squad.features(questions, tokenizer, max_length=48, doc_stride=16)
     logits = np.random.default_rng(0).normal(size=(2, len(features), 48))
     start, end = logits.astype(np.float32)
@@ -240,13 +205,12 @@ def test_the_main_score_is_the_score_of_the_written_answers(answers, odds, offic
 
 
 def passage(number, **change):
-    text = " ".join(random.Random(number).choices(WORDS, k=60))
     entry = {
         "id": f"high{number}.txt",
-        "article": f"kalos tresot {number} {text}",
-        "questions": ["minet _ sorir _ ?", "kadut ?"],
+        "article": f"A man {number} sat on a mat. " * 9,
+        "questions": ["A _ sat on a _ ?", "Who sat ?"],
         "answers": ["B", "D"],
-        "options": [["kalos", "solot", "minet", "tredur"], ["kas", "sot", "ming", "trer"]],
+        "options": [["dog", "man", "cat", "mat"], ["a", "mat", "or", "man"]],
     }
     return entry | change
 
