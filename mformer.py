@@ -1800,7 +1800,8 @@ def default_arch(cfg, action, ranks):
     if action == "describe" and not cfg.init:
         return "mformer" if cfg.preset == "base" else arch_text(widest(space_of(cfg)))
     folder = cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}"
-    print0(ranks, f"no --arch: taking {folder}/best.json")
+    if action != "describe":  # which prints JSON alone
+        print0(ranks, f"no --arch: taking {folder}/best.json")
     return f"{folder}/best.json"
 
 
