@@ -1534,23 +1534,23 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
     are never produced. The host waits for a GPU every eighth step, to see whether all are done.
     """
     B = len(source)
-    device = source.device
     worst = float("-inf")
     memories = model.encode(source, lengths)
     caches = [[] for _ in memories]
     # D26: the paper names no limit; here it is 1.5 S + 10 tokens, and `longest` at most.
     limits = (lengths + lengths // 2 + 10).clamp(max=longest)
-    sentences = torch.arange(B, device=device)[:, None]
-    barred = torch.tensor([*barred], dtype=torch.long, device=device)
-    no_end = torch.arange(model.cfg.vocab_size, device=device) != eos
-    tokens = torch.full((B * beam, 1), bos, device=device)
-    history = torch.zeros(B, beam, 0, dtype=torch.long, device=device)
-    sums = torch.full((B, beam), worst, device=device)  # log-probabilities of the beams
-    sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
-    finished = torch.zeros(B, dtype=torch.long, device=device)
+    with torch.device(source.device):
+        sentences = torch.arange(B)[:, None]
+        barred = torch.tensor([*barred], dtype=torch.long)
+        no_end = torch.arange(model.cfg.vocab_size) != eos
+        tokens = torch.full((B * beam, 1), bos)
+        history = torch.zeros(B, beam, 0, dtype=torch.long)
+        sums = torch.full((B, beam), worst)  # log-probabilities of the beams
+        sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
+        finished = torch.zeros(B, dtype=torch.long)
+        best_scores = torch.full((B,), worst)
+        best = torch.full((B, int(limits.max()) + 1), eos)
     going = limits > 0
-    best_scores = torch.full((B,), worst, device=device)
-    best = torch.full((B, int(limits.max()) + 1), eos, device=device)
     for step in range(best.shape[1] - 1):
         logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
         totals = logits.log_softmax(-1).view(B, beam, -1).add_(sums[..., None])  # (B, K, V)
