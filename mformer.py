@@ -9,7 +9,7 @@ unimportant features are pruned, and an evolution searches the rest.
 
 Run:     python mformer.py --search --dry_run    every phase of a search, in seconds
          python mformer.py --search              on demo images, in minutes on two CPU cores
-         python mformer.py --train               trains what --search has found, from scratch
+         python mformer.py --train               trains the result of --search from scratch
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base \\
              --train_text wmt16/train            as in the paper
 Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, evolve
@@ -54,7 +54,7 @@ class Config:
     """Every knob. A preset (by task) overrides the default, a flag both."""
     given = frozenset()  # the flags that were given
     program = "mformer"
-    models = ("init", "tokenizer")  # flags that name what is read in addition to the data
+    models = ("init", "tokenizer")  # flags that name files besides the data
     compared = ("save_every",)  # must agree in a resumed run: the last saves are averaged
     writes = ("text", "valid", "translations.*", "classes.txt")  # for --restart
     preset: str = "demo"  # demo (minutes) | small (real data) | long (257 tokens) | base (paper)
@@ -117,7 +117,7 @@ class Config:
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
     latency_limit: float = 0.0  # largest latency, in the unit of --cost; 0: 0.9 of the median
-    keep: int = 3  # most important features that are searched beside the types; 0: all
+    keep: int = 3  # most important features, searched in addition to the types; 0: all
     generations: int = 30  # of the evolution, as many as HAT's [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
     finalists: int = 10  # best-ranked architectures that are measured [>= 1]
@@ -223,9 +223,9 @@ TEXT_PRESETS = {
         steps=1200,
         save_every=12,
         search=dict(save_every=100, held_out=300, samples=160)),
-    # D16: what Sec. 6 does not list is RankNAS's: dropout of 0.3, and 50,000 steps of the super-net
-    # with 8,000 of warm-up. Missing are dropout on attention and behind ReLU (for images too), an
-    # early end of the super-net, 16 batches in a step and 800 epochs.
+    # D16: settings that Sec. 6 does not list are RankNAS's: dropout of 0.3, and 50,000 steps of the
+    # super-net with 8,000 of warm-up. Missing are dropout on attention and behind ReLU (for images
+    # too), an early end of the super-net, 16 batches in a step and 800 epochs.
     "base": dict(
         layers=(6,),
         hidden=(768, 1024),
@@ -258,8 +258,8 @@ DRY_RUN = dict(
 # --- search space ---------
 
 # D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, in self-attention alone:
-# in cross-attention a distance means nothing. "plain" has none; it is what Table 5's vanilla
-# Transformer has.
+# in cross-attention a distance means nothing. "plain" has none; Table 5's vanilla
+# Transformer has this type.
 TYPES = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # features that name a type of attention
 
@@ -334,7 +334,8 @@ def space_size(space):
 
 
 def build_arch(space, choose):
-    """An Arch of what choose(name, choices, layer) returns. The layer of a single value is 0."""
+    """An Arch of the values that choose(name, choices, layer) returns; the layer of a single value
+    is 0."""
     values = {}
     for name, choices in space.items():
         depth = FEATURES[name].depth
@@ -514,9 +515,6 @@ PUBLISHED = {
 }
 for archs in PUBLISHED.values():  # the vanilla cosFormer has the shape of the vanilla Transformer
     archs["cosformer"] = retype(archs["transformer"], "linear", PARTS)
-TABLE_5 = (  # the rows of both tasks
-    "mformer", "mformer-linear", "mformer-softmax", "cosformer*", "cosformer*-softmax",
-    "transformer*", "transformer*-linear", "transformer", "cosformer")
 
 
 def parse_arch(text, cfg):
@@ -547,8 +545,8 @@ def parse_arch(text, cfg):
     return arch
 
 # --- model ----------------
-# A super-net is a model that is called with an architecture: every module slices what a call needs
-# from the leading rows and columns of its weights.
+# A super-net is a model that is called with an architecture: every module slices the
+# leading rows and columns of its weights that a call needs.
 # D3*: of queries, keys and values each; the released code takes thirds of one matrix.
 
 # D30*: the least denominator of linear attention is FLOOR for each visible key. The released code
@@ -632,8 +630,8 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
     farthest = len(table) // 2
     query_positions = torch.arange(first, first + T, device=q.device)
     distances = torch.arange(S, device=q.device) - query_positions[:, None]  # (T, S)
-    rows = (distances + farthest).clamp(0, 2 * farthest).expand(*q.shape[:2], T, S)
-    bias = (q @ table.to(q.dtype).T).gather(-1, rows)  # (B, N, T, S)
+    index = (distances + farthest).clamp(0, 2 * farthest).expand(*q.shape[:2], T, S)
+    bias = (q @ table.to(q.dtype).T).gather(-1, index)  # (B, N, T, S)
     if visible is not None:
         bias = bias.masked_fill(~visible, float("-inf"))
     return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
@@ -668,7 +666,7 @@ def head_width(heads, cfg):
 class Attention(nn.Module):
     """Self-attention of the encoder. (B, T, H) -> the same.
 
-    keys: the width of what it attends to. heads: all numbers of heads that it is called with.
+    keys: the width of its keys' states. heads: all numbers of heads that it is called with.
     has_table: whether it has relative positions.
     """
 
@@ -716,8 +714,8 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A layer of the encoder: attention and a ReLU network, each with LayerNorm before it and a
     residual around it. (B, T, H) -> the same."""
-    # D23: the paper does not say where norms stand nor what is pooled; LayerNorm in front and the
-    # mean of the patches are the released code's.
+    # D23: the paper names neither the place of the norms nor the pooling; LayerNorm in front and
+    # the mean of the patches are the released code's.
 
     def __init__(self, attention, width, ffn, cfg):
         super().__init__()
@@ -857,7 +855,7 @@ WORST = 1e9  # the loss of a sub-net that has diverged, since infinity is no JSO
 
 
 def features_of(arch, space):
-    """What a ranker sees, {feature with a choice: numbers}.
+    """The inputs of a ranker, {feature with a choice: numbers}.
 
     A number is a fraction of the largest choice, or 1.0 for linear attention. A feature by layer
     has the mean, then each layer, and the mean again up to the greatest depth, so that a width does
@@ -1105,12 +1103,12 @@ def latency_text(value, cfg):
 
 
 def measured_text(latency, spread, cfg, device):
-    """A latency, its standard deviation and what was measured."""
+    """A latency, its standard deviation and the measured input."""
     if cfg.cost == "flops":
         return latency_text(latency, cfg)
-    what = "an image" if cfg.task == "cifar10" else f"30 tokens, {cfg.beam} beams"
+    measured = "an image" if cfg.task == "cifar10" else f"30 tokens, {cfg.beam} beams"
     return (f"{latency_text(latency, cfg)}, standard deviation {spread:.1%} "
-            f"({what}, --dtype {cfg.dtype}, on {device})")
+            f"({measured}, --dtype {cfg.dtype}, on {device})")
 
 
 @torch.no_grad()
@@ -1185,8 +1183,8 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
     the latency limit. Missing lines are measured and added to history.jsonl.
 
     Latency is measured first; loss and score of an architecture over the limit are None. The
-    processes share the losses. They share the latencies on GPUs alone, of which each has its own:
-    on one machine's CPU processes slow each other down, so the first one measures them all.
+    processes share the losses. They share the latencies on GPUs alone: on one machine's CPU
+    processes slow each other down, so the first one measures them all.
     """
     # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets
     # each; here both are of the same sub-nets.
@@ -1325,7 +1323,7 @@ def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
 def learning_rate(step, cfg):
     """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's
     inverse square root."""
-    # D17: fairseq's cosine ends at what Sec. 6.2 lists as lr, 1e-6; at the listed minimum of 1e-7
+    # D17: fairseq's cosine ends at 1e-6, which Sec. 6.2 lists as lr; at the listed minimum of 1e-7
     # fairseq would stop training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has
     # "max lr: 1" a meaning next to lr 7e-4.
     warmup = round(cfg.warmup * cfg.steps)
@@ -1337,7 +1335,7 @@ def learning_rate(step, cfg):
     return cfg.lr_start + (cfg.lr - cfg.lr_start) * 0.5 * (1 + math.cos(math.pi * done))
 
 # --- translation ----------
-# What a decoder needs in addition to the parts above.
+# The parts of a decoder that an encoder lacks.
 
 
 def causal_linear_attention(q, k, v, cosines):
@@ -1375,7 +1373,8 @@ def causal_linear_attention(q, k, v, cosines):
 
 class CausalAttention(Attention):
     """Self-attention of the decoder. Without cache it reads whole sequences. With one, a list that
-    is empty at first, it reads one token, at position `first`, and keeps what later ones need."""
+    is empty at first, it reads one token, at position `first`, and keeps the states that later ones
+    need."""
 
     def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
         q, k, v = self.project(x, heads)
@@ -1402,15 +1401,16 @@ class CrossAttention(Attention):
     for its tokens. It has no relative positions (D2)."""
 
     def remember(self, memory, lengths, cosines, mask, attn_type, heads):
-        """What is kept of memory (B, S, H): tensors of B sentences. lengths (B,), mask (B, S)."""
+        """Keys and values of memory (B, S, H), or their sums: tensors of B sentences. lengths (B,),
+        mask (B, S)."""
         k, v = self.split(self.key_value, memory, heads, 2)
         if attn_type == "linear":
             return *linear_state(reweight(k, cosines), v, mask), lengths
         return k, v, mask[:, None, None]
 
     def read(self, x, kept, attn_type, heads, first=0):
-        """What tokens (B, T, H), or beams (B * K, 1, H), read from what remember() kept. The beams
-        of a sentence are its tokens here."""
+        """The output for tokens (B, T, H), or beams (B * K, 1, H). kept: the result of remember().
+        The beams of a sentence are its tokens here."""
         (q,) = self.split(self.query, x.reshape(len(kept[0]), -1, x.shape[-1]), heads)
         if attn_type == "linear":
             *state, lengths = kept
@@ -1437,7 +1437,7 @@ class DecoderLayer(Layer):
         self.cross_norm = LayerNorm(width)
 
     def remember(self, states, lengths, cosines, mask, arch):
-        """What the layer keeps of the last encoder layers, as many as En-De Connect says."""
+        """Keys and values of the last encoder layers, as many as En-De Connect says."""
         n = self.number
         last = arch.connect[n]
         memory = torch.cat(states[-last:], dim=1)
@@ -1492,8 +1492,7 @@ class Translator(nn.Module):
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
-        """source (B, S), lengths (B,) -> what each decoder layer keeps of it: tuples of tensors of
-        B sentences."""
+        """source (B, S), lengths (B,) -> the result of remember() of each decoder layer."""
         arch = arch or self.arch
         positions = torch.arange(source.shape[1], device=source.device)
         # True where there is no padding. The first token counts even if the source is empty: a
@@ -1535,23 +1534,23 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
     are never produced. The host waits for a GPU every eighth step, to see whether all are done.
     """
     B = len(source)
-    device = source.device
     worst = float("-inf")
     memories = model.encode(source, lengths)
     caches = [[] for _ in memories]
     # D26: the paper names no limit; here it is 1.5 S + 10 tokens, and `longest` at most.
     limits = (lengths + lengths // 2 + 10).clamp(max=longest)
-    sentences = torch.arange(B, device=device)[:, None]
-    barred = torch.tensor([*barred], dtype=torch.long, device=device)
-    no_end = torch.arange(model.cfg.vocab_size, device=device) != eos
-    tokens = torch.full((B * beam, 1), bos, device=device)
-    history = torch.zeros(B, beam, 0, dtype=torch.long, device=device)
-    sums = torch.full((B, beam), worst, device=device)  # log-probabilities of the beams
-    sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
-    finished = torch.zeros(B, dtype=torch.long, device=device)
+    with torch.device(source.device):
+        sentences = torch.arange(B)[:, None]
+        barred = torch.tensor([*barred], dtype=torch.long)
+        no_end = torch.arange(model.cfg.vocab_size) != eos
+        tokens = torch.full((B * beam, 1), bos)
+        history = torch.zeros(B, beam, 0, dtype=torch.long)
+        sums = torch.full((B, beam), worst)  # log-probabilities of the beams
+        sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
+        finished = torch.zeros(B, dtype=torch.long)
+        best_scores = torch.full((B,), worst)
+        best = torch.full((B, int(limits.max()) + 1), eos)
     going = limits > 0
-    best_scores = torch.full((B,), worst, device=device)
-    best = torch.full((B, int(limits.max()) + 1), eos, device=device)
     for step in range(best.shape[1] - 1):
         logits = model.decode(tokens, memories, None, caches, step)[:, -1].float()
         totals = logits.log_softmax(-1).view(B, beam, -1).add_(sums[..., None])  # (B, K, V)
@@ -1656,11 +1655,11 @@ def evaluate_translations(model, data, cfg):
     translations = data.translate(sources, functools.partial(
         beam_search, model, longest=cfg.length - 1, bos=ids.bos_id, eos=ids.eos_id,
         barred=(ids.pad_id, ids.bos_id), beam=cfg.beam))
-    # D29: the paper does not say of which tokens; these are 13a's of plain text.
+    # D29: the paper names no tokenization for BLEU; here it is 13a, of plain text.
     return {
         "bleu": corpus_bleu(translations, references),
         "examples": len(translations),
-        "repeated_words": repeated_words(translations),  # Sec. 8: what linear decoders produce
+        "repeated_words": repeated_words(translations),  # Sec. 8: linear decoders produce them
     }, translations
 
 
@@ -1766,9 +1765,9 @@ def train_network(model, data, cfg, ranks, run, space=None):
 
 
 def resolve(cfg, action, ranks):
-    """Set what follows from other settings and from --init's run: (architecture, search space or
-    None, model with --init's weights or None). Nothing else assigns to cfg, except the readers that
-    open_data calls."""
+    """Set the settings that follow from others and from --init's run. -> (architecture, search
+    space or None, model with --init's weights or None). Nothing else assigns to cfg, except the
+    readers that open_data calls."""
     dry = "-dry" if cfg.dry_run else ""
     if "out" not in cfg.given:
         cfg.out = f"runs/mformer-{action}-{cfg.task}-{cfg.preset}{dry}"
@@ -1801,7 +1800,8 @@ def default_arch(cfg, action, ranks):
     if action == "describe" and not cfg.init:
         return "mformer" if cfg.preset == "base" else arch_text(widest(space_of(cfg)))
     folder = cfg.init or f"runs/mformer-search-{cfg.task}-{cfg.preset}"
-    print0(ranks, f"no --arch: taking {folder}/best.json")
+    if action != "describe":  # which prints JSON alone
+        print0(ranks, f"no --arch: taking {folder}/best.json")
     return f"{folder}/best.json"
 
 
@@ -1858,8 +1858,8 @@ def evaluate(cfg):
 
 
 def describe(cfg):
-    """Parameters, FLOPs and what a run takes, as JSON. (python -m tests.claims.mformer counts has
-    Table 5's networks as the paper counts them, without the products of linear attention.)"""
+    """Parameters, FLOPs, memory and days of a run, as JSON. (python -m tests.claims.mformer counts
+    has Table 5's networks as the paper counts them, without the products of linear attention.)"""
     arch, _, _ = resolve(cfg, "describe", Ranks(0, 1, torch.device("cpu")))
     space = space_of(cfg)
     parts = count_parameters(arch, cfg)
