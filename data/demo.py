@@ -474,7 +474,7 @@ def race_article(passage, pool, rng):
     entry = {"article": " ".join(passage), "questions": [], "options": [], "answers": []}
     for line in rng.sample(passage, 3):
         before, [right], after = gap(line, rng, longest=1) or ([], [""], [])
-        wrong = [word for word in rng.sample(pool, min(40, len(pool))) if word not in inside]
+        wrong = [word for word in rng.sample(pool, 40) if word not in inside]
         if right in inside and len(wrong) > 2 and "_" not in line:
             options = rng.sample([right, *wrong[:3]], 4)
             entry["questions"].append(" ".join([*before, "_", *after]))
