@@ -66,7 +66,7 @@ def kind_of(field):
 
 def written(value):
     """A setting as it is written on a command line."""
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return " ".join(map(written, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

@@ -85,7 +85,7 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("file, flags, runs", [
-    ("autobert_zero", "--preset base --arch autobert-zero", 775),  # candidates of a search
+    ("autobert_zero", "--preset base --arch autobert-zero --steps 40000 --batch 160", 775),  # candidates
     slow("autotinybert", "--preset base --steps 586000", 1),  # 5 epochs of 30 million sequences
     ("albert", "--preset base --accumulate 64", 1),
     ("mformer", "--preset base", 1),
