@@ -146,6 +146,8 @@ UNSTEADY = 0.015
 TIMED = 3
 MEASURED = 40  # latencies measured for each finalist at most
 FEWEST = 20  # sub-nets that the rankers need
+REPEATED = 24  # sub-nets whose latencies are measured twice, to see how far they can be trusted
+AGREED = 0.8  # Kendall's tau of the two measurements, below which the search warns
 WEAK = 0.4  # Kendall's tau of a ranker that orders seven pairs in ten; below it the search warns
 GEOMETRY = (  # settings that shape a model
     "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
@@ -1234,6 +1236,26 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
     return lines
 
 
+def check_limit(space, cfg, device):
+    """UserError where the smallest architectures break --latency_limit. Many heads that share --qkv
+    can be faster than few, so both ends of heads and types are tried."""
+    fastest = math.inf
+    for heads, attn_type in itertools.product((min, max), space["types"]):
+        arch = build_arch(space, lambda name, choices, layer: (
+            heads(choices) if name.endswith("heads") else min(choices)))
+        fastest = min(fastest, measure_latency(retype(arch, attn_type), cfg, device)[0])
+    if fastest > cfg.latency_limit:
+        raise UserError(f"--latency_limit {cfg.latency_limit}: the smallest architecture takes "
+                        f"{latency_text(fastest, cfg)}; give a higher one")
+
+
+def repeat_latencies(samples, cfg, device):
+    """Kendall's tau between the latencies of the first samples and a second measurement."""
+    chosen = samples[:REPEATED]
+    again = [measure_latency(parse_arch(line["arch"], cfg), cfg, device)[0] for line in chosen]
+    return agreement([line["scores"]["latency"] for line in chosen], again)[0]
+
+
 def draw_samples(space, cfg):
     """Different architectures for the rankers."""
     wanted = min(cfg.samples, space_size(space))
@@ -1259,11 +1281,16 @@ def search(cfg):
         if run.finished:
             print_summary(run, ranks, cfg)
             return
+        if cfg.latency_limit and run.new:  # a limit that nothing meets costs no training
+            on_main(ranks, check_limit, space, cfg, ranks.device)
         seed_everything(cfg.seed, "weights")
         supernet = supernet or make_model(arch, cfg, space)
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         measured = (supernet.eval(), data, cfg, ranks, run)
         samples = measure_archs(draw_samples(space, cfg), "sample", *measured)
+        repeated = None
+        if cfg.cost != "flops":
+            repeated = on_main(ranks, repeat_latencies, samples, cfg, ranks.device)
         ranked, learned = rank_and_evolve(space, samples, cfg)
         # The latency ranker errs, and the evolution prefers architectures that it predicts too
         # fast. So the best-ranked ones are measured, in order, until enough keep the limit.
@@ -1274,6 +1301,7 @@ def search(cfg):
         result = {
             **{key: best[key] for key in ("arch", "score", "scores", "id", "round")},
             **learned,
+            "latency_tau": repeated,
             "finalists_measured": len(losses),
             "finalists": [loss for loss in losses if loss is not None],
         }
@@ -1294,6 +1322,10 @@ def print_summary(run, ranks, cfg):
         if ranker["tau"] < WEAK:
             print0(ranks, f"warning: the {name} ranker orders held-out sub-nets hardly better than "
                           "chance; give it more --samples, or the super-net more --steps")
+    if (result["latency_tau"] or 1.0) < AGREED:
+        print0(ranks, f"warning: latencies that were measured twice disagree (Kendall's tau "
+                      f"{result['latency_tau']:.3f}); use an idle machine, more --latency_runs, "
+                      "or --cost flops")
     scores = result["scores"]
     latency = measured_text(scores["latency"], scores["spread"], cfg, ranks.device)
     print0(ranks, f"finalists: {len(result['finalists'])} of {result['finalists_measured']} "

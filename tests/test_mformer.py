@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import random
+import shlex
 import statistics
 from types import SimpleNamespace
 
@@ -813,6 +814,10 @@ def test_a_search_a_training_and_an_evaluation(tmp_path, ready, monkeypatch, cap
     ]
     assert best["latency_limit"] == 0.9 * statistics.median(latencies)
     assert best["latency_limit"] >= best["scores"]["latency"]
+    with pytest.raises(UserError, match="--latency_limit 1e-06: the smallest architecture takes"):
+        search = filled(f"--search {SEARCHES['mformer']} --device cpu", **ready)
+        mf.main([*shlex.split(search), "--latency_limit", "1e-6", "--out", "limited"])
+    assert not (tmp_path / "limited").exists()
     settings = result_of(tmp_path / "train", "config.json")["settings"]
     assert settings["arch"] == best["arch"]
     assert settings["batch"] == 64  # not the search's
@@ -865,3 +870,12 @@ def test_a_training_ends_with_the_average_of_the_last_saves(tmp_path, monkeypatc
     *_, sixth, seventh, final = saved
     for name, value in final.items():
         torch.testing.assert_close(value, (sixth[name] + seventh[name]) / 2)
+
+
+def test_repeated_latencies_agree_or_not(monkeypatch):
+    lines = [history_line(arch) for arch in draw(mf.space_of(IMAGES), 30)]
+    values = [line["scores"]["latency"] for line in lines[:mf.REPEATED]]
+    for expected, again in ((1.0, values), (-1.0, [-value for value in values])):
+        times = iter(again)
+        monkeypatch.setattr(mf, "measure_latency", lambda *_: (next(times), 0.0))
+        assert mf.repeat_latencies(lines, IMAGES, "cpu") == pytest.approx(expected)
