@@ -16,11 +16,11 @@ from tests.claims.study import (
     ROOT, Claim, bootstrap, counted, in_turns, kendall, main, read, run_all, run_name, study)
 
 PROGRAM = "autobert_zero.py"
-TASKS = {"CoLA": "matthews", "MRPC": "accuracy", "QNLI": "accuracy", "RTE": "accuracy"}
+TASKS = {"CoLA": "matthews", "QNLI": "accuracy", "RTE": "accuracy", "MNLI": "accuracy"}
 HYBRID = f"conv3 | {abz.BERT_ATTENTION} | conv3 | {abz.BERT_ATTENTION}"
 FIRST = 6  # first seed of a search; pilots used earlier seeds
 HELD_OUT = 600  # training examples that serve a search as its dev set
-MEAN = "mean of CoLA (Matthews), MRPC, QNLI, RTE"
+MEAN = "mean of CoLA (Matthews), QNLI, RTE, MNLI"
 
 
 def hold_out(folder):
@@ -35,7 +35,8 @@ def hold_out(folder):
         (folder / name).mkdir(parents=True, exist_ok=True)
         splits = {"train": examples[:cut], "dev": examples[:header] + examples[cut:]}
         for split, part in splits.items():
-            (folder / name / f"{split}.tsv").write_text("".join(part), encoding="utf-8")
+            path = glue.path_of(folder, name, split)
+            path.write_text("".join(part), encoding="utf-8")
     return folder.resolve()
 
 
@@ -97,9 +98,9 @@ def winner(folder):
     picture=dots(MEAN))
 def search(options):
     """Four layers of width 64 on demo data; searches of 20 candidates. The search scores
-    networks on CoLA, RTE and masked words. Winners and baselines are then trained from scratch
+    networks on the tasks of the demo preset. Winners and baselines are then trained from scratch
     with the seed of their search and judged by the mean of four tasks, on dev examples that no
-    search has seen."""
+    search has seen. SST-2 is not among them: its result depends on the seed."""
     names = {"op-nas": "OP-NAS", "random": "random search"}
     found = run_searches(options, *names)
     arms = {(names[one], seed): winner(folder) for (one, seed), folder in found.items()}
