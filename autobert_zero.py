@@ -125,15 +125,15 @@ class Config:
 
 PRESETS = {
     "demo": dict(
-        vocab_size=1000, tasks="MLM,CoLA,MNLI", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
+        vocab_size=1000, tasks="QNLI", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
         init_std=0.07, length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3,
         finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
         # D1: the demo shares no weights: each candidate is trained from the same start. Other
         # presets share them, as in the paper
         search=dict(
-            batch=8, lr=3e-3, steps=500, train_examples=1600, finetune_batch=16,
-            population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=2,
-            no_weight_sharing=True, warm_times=3),
+            batch=8, lr=3e-3, steps=50, finetune_lr=2e-3, finetune_batch=32, finetune_epochs=3,
+            population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=20,
+            no_weight_sharing=True, warm_times=30),
         pretrain=dict(steps=3000, save_every=500),
         finetune=dict(
             runs=3, eval_every=0, finetune_length=128, finetune_batch=16, finetune_epochs=3)),
