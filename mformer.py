@@ -318,6 +318,7 @@ def space_of(cfg):
             "cross_types": decoder_types,
         }
     for feature, choices in space.items():
+        space[feature] = tuple(dict.fromkeys(choices))  # a repeated value is one choice
         for choice in choices:
             arch = build_arch(space, lambda name, others, layer: (
                 choice if name == feature else min(others)))
@@ -1958,7 +1959,7 @@ def presets_of(argv):
     path = Path(flags.init, "config.json")
     task = flags.task
     if flags.init and not task and path.is_file():
-        task = read_json(path, dict)["settings"].get("task")
+        task = read_json(path, dict).get("settings", {}).get("task")
     if task not in PRESETS:  # refused later
         task = Config.task
     presets = {name: {**preset, "task": task} for name, preset in PRESETS[task].items()}

@@ -265,6 +265,11 @@ def test_spaces_are_tables_1_and_2():
     assert linear["decoder_types"] == ("softmax",)  # D14
 
 
+def test_a_repeated_value_is_one_choice():
+    """With two of them draw_samples would wait for more architectures than there are."""
+    assert mf.space_of(dataclasses.replace(IMAGES, ffn=(32, 48, 32)))["ffn"] == (32, 48)
+
+
 # --- models ---
 
 GENERATOR = torch.Generator().manual_seed(0)
