@@ -420,10 +420,10 @@ def arch_text(arch):
 
 
 # The networks of Tables 3 to 5, which --arch takes by name. The lists of cosformer* for images are
-# published (in the released code). The others are made to the totals of Table 4 and the averages of
-# Table 3, whose "Enc Layer Num 3" is a misprint for 6; the text says which layers of mFormer are
-# linear (Sec. 4.4.2: 3, 7 and 11, Sec. 4.4.1: 2 and 4). All decoders see the last encoder layer
-# alone.
+# published (in the released code). The other lists are ours. They have the totals of Table 4 and the
+# averages of Table 3, where "Enc Layer Num 3" is a misprint for 6, and they agree with what the text
+# says: mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or 2 and 4 (Sec. 4.4.1) are linear, its first
+# decoder layer has more heads than cosFormer*'s, and all decoders see the last encoder layer alone.
 SOFTMAX = ("softmax",)
 LINEAR = ("linear",)
 PLAIN = ("plain",)
@@ -481,7 +481,7 @@ PUBLISHED = {
             2,
             1024,
             (4096, 4096),
-            (16, 4),
+            (4, 16),
             2 * SOFTMAX,
             (8, 4),
             (1, 1),

@@ -233,6 +233,19 @@ def test_architectures_of_tables_3_and_4(task):
             round(mean, 2 if number % 1 else None) for mean, number in zip(means, printed)]
 
 
+def test_decoders_agree_with_section_4_4_1():
+    """No feature of mFormer's decoder is larger than in the other networks, except the heads of the
+    first layer, which are fewer in cosFormer*."""
+    archs = mf.PUBLISHED["wmt14"]
+    mformer = archs["mformer"]
+    for other in ("transformer*", "cosformer*"):
+        for feature in ("decoder_layers", "decoder_ffn", "decoder_heads", "cross_heads"):
+            pairs = zip(mf.values_of(mformer, feature), mf.values_of(archs[other], feature))
+            larger = [ours > theirs for ours, theirs in pairs]
+            exception = (other, feature) == ("cosformer*", "decoder_heads")
+            assert larger == [exception] + [False] * (len(larger) - 1)
+
+
 def test_the_whole_transformer_big():
     whole = 176_357_376 + 32_768 * 1024 + 4 * 1024  # layers, one embedding, the two last norms
     arch = mf.PUBLISHED["wmt14"]["transformer"]
