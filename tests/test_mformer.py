@@ -793,13 +793,13 @@ def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
         batch=400,
         held_out=20)
     data = Translations(cfg, CPU, tmp_path)
-    assert sorted([*data.rows, *data.held]) == [*range(40)]
+    assert sorted([*data.examples, *data.held]) == [*range(40)]
     *_, decoder_input, labels = data.pairs(data.text, [0])
     (ids,) = data.text.ids(1, [0])
     assert decoder_input[0].tolist() == [data.tokenizer.bos_id, *ids]
     assert labels[0].tolist() == [*ids, data.tokenizer.eos_id]
     cfg.valid_text = text
-    assert len(Translations(cfg, CPU, tmp_path).rows) == 40
+    assert len(Translations(cfg, CPU, tmp_path).examples) == 40
 
 
 # --- whole runs ---
