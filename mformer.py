@@ -1252,7 +1252,10 @@ def check_limit(space, cfg, device):
 
 
 def repeat_latencies(samples, cfg, device):
-    """Kendall's tau between the latencies of the first samples and a second measurement."""
+    """Kendall's tau between the latencies of the first samples and a second measurement. FLOPs
+    always agree."""
+    if cfg.cost == "flops":
+        return 1.0
     chosen = samples[:REPEATED]
     again = [measure_latency(parse_arch(line["arch"], cfg), cfg, device)[0] for line in chosen]
     return agreement([line["scores"]["latency"] for line in chosen], again)[0]
@@ -1290,9 +1293,7 @@ def search(cfg):
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         measured = (supernet.eval(), data, cfg, ranks, run)
         samples = measure_archs(draw_samples(space, cfg), "sample", *measured)
-        repeated = None
-        if cfg.cost != "flops":
-            repeated = on_main(ranks, repeat_latencies, samples, cfg, ranks.device)
+        repeated = on_main(ranks, repeat_latencies, samples, cfg, ranks.device)
         ranked, learned = rank_and_evolve(space, samples, cfg)
         # The latency ranker errs, and the evolution prefers architectures that it predicts too
         # fast. So the best-ranked ones are measured, in order, until enough keep the limit.
@@ -1324,7 +1325,7 @@ def print_summary(run, ranks, cfg):
         if ranker["tau"] < WEAK:
             print0(ranks, f"warning: the {name} ranker orders held-out sub-nets hardly better than "
                           "chance; give it more --samples, or the super-net more --steps")
-    if (result["latency_tau"] or 1.0) < AGREED:
+    if result["latency_tau"] < AGREED:
         print0(ranks, f"warning: latencies that were measured twice disagree (Kendall's tau "
                       f"{result['latency_tau']:.3f}); use an idle machine, more --latency_runs, "
                       "or --cost flops")

@@ -75,8 +75,8 @@ class Pictures:
         used = order[cfg.held_out:][:cfg.train_examples or None]
         self.size = cfg.batch // cfg.accumulate
         if len(used) < self.size:
-            raise UserError(f"--batch {cfg.batch}: {len(used)} training images are fewer than a "
-                            f"micro-batch of {self.size}")
+            raise UserError(f"--batch {cfg.batch}: a micro-batch has {self.size} images; without "
+                            f"the {len(held)} of --held_out there are {len(used)} to train on")
         self.images = images[used].to(self.device)
         self.labels = labels[used].to(self.device)
         self.held = images[held], labels[held]

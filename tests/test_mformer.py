@@ -5,6 +5,7 @@ import math
 import random
 import shlex
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -897,3 +898,27 @@ def test_repeated_latencies_agree_or_not(monkeypatch):
         times = iter(again)
         monkeypatch.setattr(mf, "measure_latency", lambda *_: (next(times), 0.0))
         assert mf.repeat_latencies(lines, IMAGES, "cpu") == pytest.approx(expected)
+    flops = dataclasses.replace(IMAGES, cost="flops")
+    assert mf.repeat_latencies(lines, flops, "cpu") == 1.0
+
+
+def test_latencies_that_disagree_are_reported(capsys):
+    scores = {"loss": 1.0, "latency": 1.0, "spread": 0.0}
+    result = {
+        "rankers": {},
+        "latency_tau": 0.0,
+        "finalists": [],
+        "finalists_measured": 0,
+        "architectures": 1.0,
+        "architectures_pruned": 1.0,
+        "round": "sample",
+        "scores": scores,
+        "latency_limit": 1.0,
+        "arch": mf.arch_text(ARCH),
+    }
+    run = SimpleNamespace(
+        finished=result,
+        folder=Path("run"),
+        print_result=lambda *words, **same: None)
+    mf.print_summary(run, CPU, IMAGES)
+    assert "measured twice disagree" in capsys.readouterr().out
