@@ -9,8 +9,8 @@ that shares weights (BIWS) makes each candidate cheap to evaluate.
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
          torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 5 to 10 minutes
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
-Tour:    the map, row by row: what a layer can be, how it runs and shares weights, the search. Skip
-         at first the text form, find_softmax_attention, the edits and fine-tuning.
+Tour:    follow the map row by row: what a layer can be, how it runs and shares weights, the search.
+         Skip the text form, find_softmax_attention, the edits and fine-tuning at first.
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
@@ -85,7 +85,7 @@ class Config:
     batch: int = 160  # sequences in a step, App. D.1 [>= 1]
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # fraction of the steps, App. D.1 [0, 1]
-    short: float = 0.0  # fraction of steps, the first, with a quarter of --length (D39) [0, 1]
+    short: float = 0.0  # fraction of the steps, at the start, with --length / 4 (D39) [0, 1]
     weight_decay: float = 0.01  # AdamW's, in fine-tuning too (App. D.1)
     accumulate: int = 1  # micro-batches in a step; default: raised to fit the processes [>= 1]
     compile: bool = False  # torch.compile, in pre-training
@@ -109,7 +109,7 @@ class Config:
     rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
-    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1; little below 0.1 (D9) [0, 1000]
+    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1; weak below 0.1 (D9) [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # best candidates trained again, alone (D37); 0: none, as in the paper
     finalist_times: int = 1  # steps of a finalist, in a candidate's --steps [>= 1]
@@ -202,7 +202,7 @@ def infer_graph(graph):
 
 def tree_of(graph, output):
     """The operand `output` as nested tuples: ("add", ("neg", 0), 1) is neg(Q) + K. The operands of
-    `add` are sorted by size, then by operations, so not by the names of inputs if these differ."""
+    `add` are sorted by their number of operations, then by the operations, and last by inputs."""
 
     def order(tree):
         operations = re.findall("[a-z]+", repr(tree))
@@ -239,7 +239,8 @@ def graph_of(tree):
 
 
 def canonical(graph):
-    """The form by which graphs are compared: what the last operation needs, in a fixed order."""
+    """The form in which graphs are compared: the operations on which the output depends, in a fixed
+    order."""
     return graph_of(tree_of(graph, len(INPUTS) + len(graph) - 1))
 
 
@@ -271,8 +272,8 @@ def why_illegal(graph, max_path=None):
     return None if any(mixes) else "no token sees another"
 
 
-# The text form: layers joined by " | ". A convolution is "conv65", an attention a formula, in which
-# a result that is read twice has a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
+# The text form: layers joined by " | ". A convolution is "conv65", an attention a formula. A result
+# that is read twice gets a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
 TEXT = {
     "neg": "neg({})", "transpose": "{}.T", "scale": "scale({})", "softmax": "softmax({})",
@@ -415,7 +416,7 @@ def ablate(arch, kind):
         raise ValueError(f"the architecture has no layer to build {kind} from")
 
     def nearest(index):
-        """The layer to put at `index`: the nearest in the direction, else the nearest."""
+        """The layer to put at `index`: the nearest one in the direction, or of all."""
         def distance(other):
             return (other - index) * direction < 0, abs(other - index)
         return arch[min(kept, key=distance)]
@@ -525,9 +526,9 @@ def euclidean(x, y):
 
 def find_softmax_attention(graph):
     """The operands (A, X, C) and the set of four operations of softmax(scale(A @ X)) @ C, where the
-    graph ends in it, A and C are "nd", X is "dn" and nothing else reads its parts; else None.
+    graph ends with it, A and C are "nd", X is "dn" and nothing else reads its parts; else None.
 
-    Such an end runs as scaled_dot_product_attention, which never stores the n x n weights.
+    These four run as scaled_dot_product_attention, which never stores the n x n weights.
     """
     reads = [operand for _, *operands in graph for operand in operands]
     operand = len(INPUTS) + len(graph) - 1
@@ -551,7 +552,7 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
     """The output (B, N, T, D) of a graph.
 
     inputs: {operand: (B, N, T, D)} of the inputs that it reads. mask: (B, T), True at real tokens,
-    or None. plan: (infer_graph, find_softmax_attention) of the graph, to compute them once. """
+    or None. plan: (infer_graph, find_softmax_attention) of the graph, to compute them once."""
     shapes, fused = plan or (infer_graph(graph), find_softmax_attention(graph))
     values = dict(inputs)
     width = next(iter(inputs.values())).shape[-1]
@@ -599,7 +600,7 @@ class AttentionMixer(nn.Module):
 
 
 BAND_FROM = 9  # smallest kernel that runs as a band matrix: 1.2 to 1.5 times a demo step's speed
-BAND_TOKENS = 1024  # longest sequence that does
+BAND_TOKENS = 1024  # longest sequence that runs as a band matrix
 
 
 def band_matrix(weights, T):
@@ -613,7 +614,7 @@ def band_matrix(weights, T):
 
     These are the columns 1 to 3 of the sequence a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows
     of T + K - 1 = 5: a copy of the kernel with its T zeros is one longer than a row, so each row
-    begins one position further back in its copy. """
+    begins one position further back in its copy."""
     N, K = weights.shape
     copies = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)  # (N, T (K + T))
     rows = copies[:, :T * (T + K - 1)].view(N, T, T + K - 1)
@@ -883,7 +884,7 @@ class SuperNet:
         model.load_state_dict(cut_out(self.weights, model))
 
     def write_back(self, candidates):
-        """Take over the weights of a round: pairs (arch, state_dict) from the best score down."""
+        """Copy the weights of a round: pairs (arch, state_dict), the best score first."""
         # D10: a weight is written by the best candidate that has it; a mean would be no network
         written = {}
         for arch, state in candidates:
@@ -895,7 +896,7 @@ class SuperNet:
                 done[part] = True
 
     def take_rest(self, weights):
-        """Take over a network's weights other than its convolutions and attentions."""
+        """Copy a network's weights, except its convolutions and attentions."""
         for name, value in weights.items():
             if not re.search(r"layers\.\d+\.(attention|conv)\.", name):
                 self.weights[name] = value
@@ -1425,13 +1426,13 @@ def print_best(run, cfg):
 
 
 def draw_next_sentence(segments, generator):
-    """The second segments for B first ones: ids (B, width), lengths (B,) and NSP labels (B,).
+    """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,).
 
     Label 0 is the continuation, 1, with probability 1/2, text from elsewhere.
     """
-    # D28: segments may begin in mid-sentence, where BERT's do not; a stretch without a sentence
-    # boundary has no label (-100): text from elsewhere begins
-    # with a sentence, which would tell the two apart
+    # D28: segments may begin in mid-sentence, where BERT's do not. A stretch without a sentence
+    # boundary has no label (-100): text from elsewhere begins with a sentence, so the beginning
+    # would tell the two apart
     single = (segments.length_b == 0) | (segments.length_other == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     ids = torch.where(other[:, None], segments.other, segments.segment_b)
@@ -1444,7 +1445,7 @@ def mask_tokens(ids, tokenizer, rate, generator):
     10% a random token and 10% stay.
 
     Returns the changed ids, masked positions (M,) in ids.flatten() and labels (M,), -100 for
-    filler. """
+    filler."""
     # D17: the rate holds for the batch, so that M depends on B and T alone
     M = max(1, round(rate * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
@@ -1514,7 +1515,6 @@ def make_optimizer(model, weight_decay):
 def language_batch(data, corpus, cfg, first, count):
     """Sequences number first to first + count - 1 of an endless stream: ids, segments (B, T),
     lengths (B,), masked positions, labels (M,), next-sentence labels (B,)."""
-    # segments may begin in mid-sentence, where BERT's do not (D28)
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", first))
     text = corpus.segments(first, count, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(text, generator)
@@ -1525,8 +1525,8 @@ def language_batch(data, corpus, cfg, first, count):
 
 
 def micro_batches(cfg, ranks, first, step):
-    """(settings, number of the first sequence, number of sequences) of each micro-batch of a step
-    that is this process's."""
+    """This process's micro-batches of a step: (settings, number of the first sequence, number of
+    sequences) each."""
     # D39: a sequence-length warm-up. An attention alone hardly learns word order from long
     # sequences, so --short of the steps have a quarter of the length (8 tokens or more) and four
     # times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this paper has 128
@@ -1571,7 +1571,7 @@ def train_step(network, optimizer, batches, cfg, ranks, *key):
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
     """Pre-train on the sequences from number `first` on, from the checkpoint on. Calls report(step,
     losses, learning rate). Raises Diverged, and Stop after SIGTERM. The host waits for a GPU in
-    every CHECK_EVERY-th step, where it reports and where it saves."""
+    every CHECK_EVERY-th step, and where it reports or saves."""
     optimizer = make_optimizer(model, cfg.weight_decay)
     checkpoint.owned["optimizer"] = optimizer
     begin = checkpoint.restore().get("step", 0)
@@ -1610,10 +1610,10 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     for first in range(ranks.rank * count, sequences, ranks.size * count):
         batch = language_batch(data, data.dev, own, first, count)
         losses, answers = language_losses(model, batch, cfg, data.device)
-        for row, (loss, (logits, labels)) in enumerate(zip(losses, answers)):
+        for total, loss, (logits, labels) in zip(sums, losses, answers):
             known = (labels >= 0).sum()
             right = (logits.argmax(-1) == labels).sum()
-            sums[row] += torch.stack([loss * known, right, known])
+            total += torch.stack([loss * known, right, known])
     model.train()
     means = reduce_mean(ranks, *sums.flatten().tolist())
     result = {}
@@ -1626,12 +1626,12 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
 def print_pretrained(run, cfg):
     result = run.finished
     print0(run.ranks, f"held-out text: masked token accuracy {100 * result['mlm_accuracy']:.2f}% "
-                   f"(majority baseline {100 * result['mlm_majority']:.2f}%), "
-                   f"loss {result['mlm_loss']:.4f} nats")
+                      f"(majority baseline {100 * result['mlm_majority']:.2f}%), "
+                      f"loss {result['mlm_loss']:.4f} nats")
     if result["nsp_loss"]:
         print0(run.ranks,
                f"next-sentence accuracy {100 * result['nsp_accuracy']:.2f}% (chance 50%), "
-                       f"loss {result['nsp_loss']:.4f} nats")
+               f"loss {result['nsp_loss']:.4f} nats")
     else:
         print0(run.ranks, "no next-sentence prediction: the corpus has only one document")
     words = words_after_training(cfg, run.folder, run.folder / "network.py")
@@ -1693,8 +1693,8 @@ def resolve_arch(cfg):
 
 
 def read_run(cfg):
-    """(weights, architecture or None for a super-net, "--init") of --init; cfg takes over its
-    shape, vocabulary and preset."""
+    """(weights, architecture or None for a super-net, "--init") of --init; cfg gets its shape,
+    vocabulary and preset."""
     folder = Path(cfg.init)
     before = cfg.preset
     names = {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}
@@ -1720,8 +1720,8 @@ def read_run(cfg):
 
 
 def open_inputs(cfg, ranks, *needs, tasks=()):
-    """(RunFolder, Data, read_run of --init or None) of an action. cfg gets here what its flags
-    leave open; nothing assigns to it afterwards."""
+    """(RunFolder, Data, read_run of --init or None) of an action. Sets in cfg what the flags leave
+    open; nothing assigns to cfg afterwards."""
     source = read_run(cfg) if cfg.init else None
     if tasks:
         cfg.tasks = ",".join(tasks)
@@ -1739,7 +1739,7 @@ def open_inputs(cfg, ranks, *needs, tasks=()):
 
 
 def start_from(model, source):
-    """Load what read_run returned into a model or a super-net; returns a line about it."""
+    """Load read_run's result into a model or a super-net; returns a line about it."""
     weights, arch, name = source
     if arch is None and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
@@ -1830,7 +1830,7 @@ def answer(cfg, path):
 
 
 def drop_models(folder, jobs):
-    """Delete the models of jobs from which no task's result comes."""
+    """Delete the models of these jobs."""
     for job in jobs:
         for path in folder.glob(f"{job}/checkpoint.pt*"):
             path.unlink(missing_ok=True)  # another process may have deleted it
@@ -1954,7 +1954,7 @@ def graph_activations(layer, cfg):
 
 
 def describe(cfg):
-    """Print the counts of --arch or --init, and what its pre-training costs, as JSON."""
+    """Print the counts of --arch or --init and the cost of its pre-training as JSON."""
     print("counting parameters and FLOPs ...", file=sys.stderr)
     if cfg.init:
         read_run(cfg)
