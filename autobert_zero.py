@@ -15,7 +15,7 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fi
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: There are 43 departures from the paper, D1 to D43: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 44 departures from the paper, D1 to D44: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import copy
@@ -265,7 +265,7 @@ def why_illegal(graph, max_path=None):
     if max_path is None:
         return None
     if len(graph) > max_path:
-        return f"{len(graph)} operations, more than {max_path}"
+        return "too many operations"
     # D22: a searched attention mixes tokens; the paper does not ask for it
     mixes = [op in PRODUCTS or (op, shape) == ("softmax", "dn")
              for (op, *_), shape in zip(graph, shapes[len(INPUTS):])]
@@ -330,7 +330,7 @@ def parse_formula(text):
                     result = read(value)
                 case _:
                     raise ValueError
-    except (SyntaxError, KeyError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, KeyError, ValueError):
         raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, "
                          f"{', '.join(filter(None, functions))}") from None
     graph = canonical(graph_of(result))
@@ -416,12 +416,10 @@ def ablate(arch, kind):
         raise ValueError(f"the architecture has no layer to build {kind} from")
 
     def nearest(index):
-        """The layer to put at `index`: the nearest one in the direction, or of all."""
-        def distance(other):
-            return (other - index) * direction < 0, abs(other - index)
-        return arch[min(kept, key=distance)]
+        """The index of the nearest kept layer, of those in the direction if there are any."""
+        return min(kept, key=lambda other: ((other - index) * direction < 0, abs(other - index)))
 
-    return tuple(nearest(index) for index in range(len(arch)))
+    return tuple(arch[nearest(index)] for index in range(len(arch)))
 
 
 def stretch(arch, layers):
@@ -560,7 +558,7 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
         if fused and index in fused[3]:
             continue
         if op == "scale":
-            # D2: by Eq. 2's d_h; Table 1's d_x is the width of x
+            # D2: scale divides by the root of Eq. 2's d_h; Table 1's d_x is the width of x
             values[index] = values[operands[0]] / math.sqrt(width)
             continue
         axes = [shapes[operand] for operand in operands]
@@ -645,7 +643,8 @@ class ConvMixer(nn.Module):
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        # D18: random; with zeros all heads would average alike. The paper does not say
+        # D18: kernels start random; with zeros all heads would average alike. The paper does not
+        # say
         self.kernel = nn.Parameter(torch.randn(heads, size))
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
@@ -719,7 +718,7 @@ class Encoder(nn.Module):
 
 
 def init_weights(model, std):
-    """BERT's initialisation."""
+    """BERT's initialisation, not truncated at two standard deviations."""
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
@@ -950,7 +949,7 @@ def gain(graph, cfg):
 def sample_graph(rng, cfg):
     """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
-    # D38: none that adds next to nothing, such as V + neg(V), or more than half of its input's
+    # D38: no graph that adds next to nothing, such as V + neg(V), or more than half of its input's
     # size, such as many products over tokens without a softmax: LayerNorm then leaves little of the
     # input, and the network does not learn. Mutations still reach all legal graphs
     while True:
@@ -970,7 +969,7 @@ def sample_arch(rng, cfg):
 def ucb(totals, counts, alpha):
     """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), for each option i. totals: summed scores of
     the options; counts: N_i, numbers of samples."""
-    N = sum(counts)  # D21: of the samples at this position alone
+    N = sum(counts)  # D21: samples at this position alone; the paper's N counts all
     mean = sum(totals) / max(N, 1)
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
     # D8: mu_i includes one sample more, the mean of all, so that a single sample decides nothing;
@@ -1023,10 +1022,10 @@ class OperationPriority:
             samples = self.cells[options, position].values()
             scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
                          self.cfg.alpha)
-        # D9: in units of 1 / SHARPNESS of the standard deviation of all scores, so that the unit of
-        # a metric does not matter; a tenth is uniform, so that what failed once is tried again.
-        # With the paper's alpha = 0.01 the bonus of Eq. 3 is then at most a factor e^0.15 (one
-        # sample of 1,000), so the uniform tenth explores; in fractions or percent it were e^0.04
+        # D9: Eq. 3 has scores in standard deviations, so that the unit of a metric does not matter,
+        # and the softmax multiplies it by SHARPNESS. A tenth of the probability is uniform, so that
+        # an option that failed once is tried again. With the paper's alpha = 0.01 the bonus of Eq.
+        # 3 is a factor of at most e^0.15 (1 sample of 1,000): it is the uniform tenth that explores
         top = max(itertools.compress(scores, allowed))
         weights = [math.exp(SHARPNESS * (score - top)) if legal else 0.0
                    for score, legal in zip(scores, allowed)]
@@ -1034,9 +1033,10 @@ class OperationPriority:
                 for weight, legal in zip(weights, allowed)]
 
 
-# D7: the edits of an attention; the paper names none. Each yields (new operation or None, tree) for
-# every tree of tree_of() that can take the place of the tree `old`; `others` are the inputs and the
-# operations before it. Some results are illegal.
+# The edits of an attention. Each yields (new operation or None, tree) for every tree of tree_of()
+# that can replace the tree `old`; `others` are the inputs and the operations before it. Some of the
+# results are illegal.
+# D7: these five edits; the paper names none
 
 
 def applied(parts, others):
@@ -1806,7 +1806,7 @@ def train_task(task, cfg, arch, source, folder, data, run):
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
     split = "selection" if "selection" in task.splits else "dev"
-    # D20: the best weights at --eval_every count; the paper does not say which it reports
+    # D20: the weights of the best evaluation count; the paper does not say which it reports
     result, outputs = finetune_job(
         model, task, optimizer, task_rate(task, cfg), cfg, data.device, key, folder, run,
         evaluate_at=task.evaluation_steps(cfg.eval_every, split), split=split)
@@ -1838,6 +1838,7 @@ def drop_models(folder, jobs):
 
 def finetune_jobs(names, table, cfg):
     """{job: (task's name, its settings)}: --runs seeds of each task, with --grid at all of GRID."""
+    # D44: without --grid one setting, App. D.1's; App. D.2 chooses among 12
     every = 10 if cfg.grid else cfg.eval_every
     jobs = {}
     for name, number in itertools.product(names, range(cfg.runs)):
