@@ -1942,12 +1942,15 @@ def forward_flops(arch, cfg):
 
 
 def graph_activations(layer, cfg):
-    """Bytes that a searched attention keeps besides layer_activations: it is not fused, and each
-    operation keeps its result for the backward pass."""
+    """Bytes that a searched attention keeps besides layer_activations: the result of each operation
+    that does not run fused."""
     if isinstance(layer, int):
         return 0
     sizes = {"n": cfg.length, "d": cfg.hidden // cfg.heads}
-    results = infer_graph(layer)[len(INPUTS):]
+    fused = find_softmax_attention(layer)
+    inside = fused[3] if fused else ()
+    results = [shape for operand, shape in enumerate(infer_graph(layer))
+               if operand >= len(INPUTS) and operand not in inside]
     return 2 * cfg.heads * sum(sizes[rows] * sizes[columns] for rows, columns in results)
 
 

@@ -167,6 +167,15 @@ def test_flops_of_every_operation():
     assert mixer == 12 * 2 * 128 * 128 * (64 + 64 + 128 + 64)
 
 
+def test_activations_of_a_fused_attention_are_not_counted():
+    """The transpose alone, of 12 heads of 128 x 64 in 2 bytes; or it and three of 128 x 128."""
+    cfg = abz.Config()
+    fused = abz.graph_activations(abz.parse_formula(abz.BERT_ATTENTION), cfg)
+    assert fused == 2 * 12 * 128 * 64
+    apart = abz.graph_activations(abz.parse_formula("softmax(neg(Q @ K.T)) @ V"), cfg)
+    assert apart == fused + 2 * 12 * (3 * 128 * 128 + 128 * 64)
+
+
 # Padding
 
 
