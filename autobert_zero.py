@@ -1988,6 +1988,9 @@ def check(cfg, action):
     if cfg.init and cfg.warm_times and "warm_times" in cfg.given:
         raise UserError(f"--warm_times {cfg.warm_times}: --init is what the search begins with; "
                         "leave one out")
+    fixed = {"finetune_lr", "weight_decay", "eval_every"} & cfg.given
+    if cfg.grid and fixed:
+        raise UserError(f"--{min(fixed)}: --grid sets it; leave one out")
     if action == "search" and not cfg.steps:
         raise UserError("--steps 0: a candidate needs steps")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():

@@ -13,6 +13,7 @@ import torch
 from torch.testing import assert_close
 
 import autobert_zero as abz
+from common.cli import UserError
 
 TINY = abz.Config(
     vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0, length=32, init_std=0.14)
@@ -174,6 +175,12 @@ def test_activations_of_a_fused_attention_are_not_counted():
     assert fused == 2 * 12 * 128 * 64
     apart = abz.graph_activations(abz.parse_formula("softmax(neg(Q @ K.T)) @ V"), cfg)
     assert apart == fused + 2 * 12 * (3 * 128 * 128 + 128 * 64)
+
+
+@pytest.mark.parametrize("flag", ["finetune_lr", "weight_decay", "eval_every"])
+def test_a_grid_refuses_the_settings_that_it_chooses(flag):
+    with pytest.raises(UserError, match=f"--{flag}: --grid"):
+        abz.main(["--finetune", "CoLA", "--grid", f"--{flag}", "1"])
 
 
 # Padding
