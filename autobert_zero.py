@@ -125,28 +125,53 @@ class Config:
 
 PRESETS = {
     "demo": dict(
-        vocab_size=1000, tasks="MLM,CoLA,RTE", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
-        init_std=0.07, length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3,
-        finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
-        # D1: the demo shares no weights: each candidate is trained from the same start. Other
-        # presets share them, as in the paper
+        vocab_size=1000,
+        tasks="MLM,CoLA,RTE",
+        layers=4, hidden=64, heads=4, ffn=128,
+        dropout=0.0,
+        init_std=0.07,
+        length=64,
+        batch=32,
+        lr=2e-3,
+        warmup=0.1,
+        short=0.5,
+        finetune_lr=1e-3,
+        finetune_batch=32,
+        finetune_epochs=2,
+        finetune_warmup=0.1,
         search=dict(
-            batch=8, lr=3e-3, steps=500, train_examples=1600, finetune_batch=16,
-            population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=2,
-            no_weight_sharing=True, warm_times=3),
+            batch=8,
+            lr=3e-3,
+            steps=500,
+            train_examples=1600,
+            finetune_batch=16,
+            population=8, rounds=3, parents=2, children=2,
+            finalists=2, finalist_times=2,
+            # D1: the demo shares no weights: each candidate is trained from the same start. Other
+            # presets share them, as in the paper
+            no_weight_sharing=True,
+            warm_times=3),
         pretrain=dict(steps=3000, save_every=500),
         finetune=dict(runs=3, eval_every=0, finetune_length=128)),
     "small": dict(
         hidden=256, heads=4, ffn=1024,
         pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
         finetune=dict(runs=3)),
-    "base": dict(pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
+    "base": dict(
+        pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
     "large": dict(
         layers=24, hidden=1024, heads=16, ffn=4096,
         pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
     "dry_run": dict(
-        steps=2, save_every=1, train_examples=64, finetune_epochs=1, eval_every=1, runs=1,
-        grid=False, population=2, rounds=1, parents=1, children=1, finalists=2, finalist_times=1,
+        steps=2,
+        save_every=1,
+        train_examples=64,
+        finetune_epochs=1,
+        eval_every=1,
+        runs=1,
+        grid=False,
+        population=2, rounds=1, parents=1, children=1,
+        finalists=2, finalist_times=1,
         warm_times=1),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
@@ -302,7 +327,7 @@ def parse_formula(text):
     """The canonical graph of a formula. Raises ValueError with the reason."""
     result = 0
     names = {name: index for index, name in enumerate(INPUTS)}
-    functions = {form.partition("(")[0]: op for op, form in TEXT.items()}
+    functions = {form.partition("(")[0]: op for op, form in TEXT.items() if form[0] not in "({"}
 
     def read(tree):
         """An expression as in tree_of()."""
@@ -332,7 +357,7 @@ def parse_formula(text):
                     raise ValueError
     except (SyntaxError, KeyError, ValueError):
         raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, "
-                         f"{', '.join(filter(None, functions))}") from None
+                         f"{', '.join(functions)}") from None
     graph = canonical(graph_of(result))
     if reason := why_illegal(graph):
         raise ValueError(f"{text!r}: {reason}")
@@ -364,7 +389,10 @@ def simplify(graph):
         return tree
 
     def simple(tree):
-        return tree if isinstance(tree, int) else rewrite((tree[0], *map(simple, tree[1:])))
+        if isinstance(tree, int):
+            return tree
+        op, *parts = tree
+        return rewrite((op, *map(simple, parts)))
 
     tree = simple(tree_of(graph, len(INPUTS) + len(graph) - 1))
     return min(graph, canonical(graph_of(tree)), key=len)
@@ -628,9 +656,9 @@ def light_conv(x, kernel):
     if K < BAND_FROM or T > BAND_TOKENS or x.is_meta:  # count() counts the convolution
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
-    heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (N, T, B D)
-    mixed = band_matrix(weights, T) @ heads  # (N, T, B D)
-    return mixed.view(N, T, B, H // N).permute(2, 1, 0, 3).reshape(B, T, H)
+    heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3)  # (N, T, B, D)
+    mixed = band_matrix(weights, T) @ heads.flatten(2)  # (N, T, B D)
+    return mixed.view_as(heads).permute(2, 1, 0, 3).reshape(B, T, H)
 
 
 class ConvMixer(nn.Module):
@@ -776,7 +804,9 @@ class TaskModel(nn.Module):
         if self.spans:
             logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)  # no answer there
             start, end = logits.unbind(-1)  # 2 x (B, T)
-            return (F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])) / 2
+            start_loss = F.cross_entropy(start, batch["start"])
+            end_loss = F.cross_entropy(end, batch["end"])
+            return (start_loss + end_loss) / 2
         if logits.shape[1] == 1:
             return F.mse_loss(logits[:, 0], batch["labels"])
         return F.cross_entropy(logits, batch["labels"])
@@ -943,7 +973,8 @@ def gain(graph, cfg):
     deviation = cfg.init_std * math.sqrt(cfg.hidden)  # of projections; 0.55 in BERT-base
     shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads
     values = deviation * torch.randn(shape, generator=generator)
-    return deviation * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
+    output = run_graph(graph, dict(enumerate(values)))
+    return deviation * output.square().mean().sqrt().item()
 
 
 def sample_graph(rng, cfg):
@@ -1885,7 +1916,8 @@ def finetune(cfg, text):
                 drop_models(folder, [each for each, score in scores.items() if score < best])
             return result
 
-        results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
+        task_names = {job: name for job, (name, _) in jobs.items()}
+        results = run_jobs(ranks, run.folder, task_names, work)
         result = on_main(ranks, summarise, run.folder, results)
         run.finish(result)
         chosen = {entry["job"] for entry in result["tasks"].values()}
@@ -1912,14 +1944,15 @@ def write_best(path, arch, source, cfg, tokenizer, labels=None, length=None):
 def export(cfg, name):
     """write_best of --init: a search, a pre-training, or a fine-tuning's RUN/TASK."""
     path = Path(name)
-    if path.suffix != ".py" or not path.stem.isidentifier() or not cfg.init:
-        raise UserError(f"--export {name}: name a module, such as network.py, and --init")
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise UserError(f"--export {name}: name a module, such as network.py")
     source = read_run(cfg)
     labels = None
     length = cfg.length
     tokenizer = load_tokenizer(cfg.tokenizer)
     vocabulary = path.with_name(tokenizer.file_name)
-    exists = [each for each in map(path.with_suffix, (".py", ".mmd", ".pt")) if each.exists()]
+    written = [path, path.with_suffix(".mmd"), path.with_suffix(".pt")]
+    exists = [each for each in written if each.exists()]
     if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
         exists.append(vocabulary)
     if exists:
@@ -1988,11 +2021,15 @@ def check(cfg, action):
     if cfg.init and cfg.warm_times and "warm_times" in cfg.given:
         raise UserError(f"--warm_times {cfg.warm_times}: --init is what the search begins with; "
                         "leave one out")
+    if action in ("predict", "export") and not cfg.init:
+        raise UserError(f"--{action}: name the run of the model with --init")
     fixed = {"finetune_lr", "weight_decay", "eval_every"} & cfg.given
     if cfg.grid and fixed:
         raise UserError(f"--{min(fixed)}: --grid sets it; leave one out")
     if action == "search" and not cfg.steps:
         raise UserError("--steps 0: a candidate needs steps")
+    if action == "search" and "arch" in cfg.given:
+        raise UserError(f"--arch {cfg.arch}: --search takes none")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
         raise UserError(f"--out {cfg.out}: is --init too; choose another")
 
