@@ -3,9 +3,12 @@ objective, the network as code."""
 import ast
 import dataclasses
 import functools
+import importlib.util
 import itertools
 import math
 import random
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +17,7 @@ from torch.testing import assert_close
 
 import autobert_zero as abz
 from common.cli import UserError
+from data.network_code import write_code
 
 TINY = abz.Config(
     vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0, length=32, init_std=0.14)
@@ -533,3 +537,18 @@ def test_the_written_module_gives_our_outputs(number, tmp_path):
     inputs = (ids, ids % 2, lengths, real)
     for ours, theirs in zip(model(*inputs), network(*inputs)):
         assert_close(theirs, ours, rtol=1e-6, atol=1e-6)
+
+
+def test_the_written_module_does_not_depend_on_line_numbers(tmp_path, monkeypatch):
+    """The file may be edited while a search runs."""
+    path = tmp_path / "copied.py"
+    source = Path(abz.__file__).read_text()
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("copied", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "copied", module)
+    spec.loader.exec_module(module)
+    network = (module, abz.parse_arch("conv9 | cos(Q, K) @ V"), "net.pt", TINY, FakeTokenizer)
+    before = write_code(*network, None, 32)
+    path.write_text("# a comment\n" * 9 + source)
+    assert write_code(*network, None, 32) == before
