@@ -1819,7 +1819,6 @@ def task_rate(task, cfg):
 
 def score_task(model, task, cfg, device):
     """The main metric on dev of a model fine-tuned on a proxy task, with its last weights."""
-    model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
     state = fine_tune(model, task, optimizer, task_rate(task, cfg), cfg, device, key)
