@@ -9,7 +9,7 @@ that shares weights (BIWS) makes each candidate cheap to evaluate.
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
          torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 5 to 10 minutes
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
-Tour:    follow the map row by row: what a layer can be, how it runs and shares weights, the search.
+Tour:    follow the map row by row: kinds of layers, how they run and share weights, the search.
          Skip the text form, find_softmax_attention, the edits and fine-tuning at first.
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
@@ -264,8 +264,7 @@ def graph_of(tree):
 
 
 def canonical(graph):
-    """The form in which graphs are compared: the operations on which the output depends, in a fixed
-    order."""
+    """The form that is compared: the operations that the output depends on, in a fixed order."""
     return graph_of(tree_of(graph, len(INPUTS) + len(graph) - 1))
 
 
@@ -1145,8 +1144,8 @@ def shuffled(values, rng):
 def edit_graph(graph, rng, priority):
     """A legal graph one edit away, or None.
 
-    Edit and position are uniform. A new operation is drawn by the priorities of the position at
-    which it then stands (Sec. 3.2: those of the first k positions for a path of length k).
+    Edit and position are uniform. A new operation is drawn by the priorities of its position in the
+    child (Sec. 3.2: a path of length k uses the first k distributions).
     """
     # D41: an operation after the last one is drawn by the priorities of position k + 1
     trees = [tree_of(graph, operand) for operand in range(len(INPUTS) + len(graph))]
@@ -1472,8 +1471,8 @@ def draw_next_sentence(segments, generator):
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking of ids (B, T): `rate` of the tokens are predicted, of which 80% become [MASK],
-    10% a random token and 10% stay.
+    """BERT's masking of ids (B, T): `rate` of the tokens are predicted; 80% of these become [MASK],
+    10% a random token, and 10% stay.
 
     Returns the changed ids, masked positions (M,) in ids.flatten() and labels (M,), -100 for
     filler."""
@@ -1706,7 +1705,7 @@ def pretrain(cfg):
         print_pretrained(run, cfg)
 
 
-# --arch and --init: what an action starts from
+# --arch and --init: the architecture and weights at the start of an action
 
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")
 FOLLOWED = ("preset", "length", "dropout", "init_std")  # the weights', unless a flag is given
