@@ -126,7 +126,7 @@ class Config:
 PRESETS = {
     "demo": dict(
         vocab_size=1000,
-        tasks="MLM,CoLA,RTE",
+        tasks="MLM,CoLA,MNLI",
         layers=4, hidden=64, heads=4, ffn=128,
         dropout=0.0,
         init_std=0.07,
@@ -152,7 +152,12 @@ PRESETS = {
             no_weight_sharing=True,
             warm_times=3),
         pretrain=dict(steps=3000, save_every=500),
-        finetune=dict(runs=3, eval_every=0, finetune_length=128)),
+        finetune=dict(
+            runs=3,
+            eval_every=0,
+            finetune_length=128,
+            finetune_batch=16,
+            finetune_epochs=3)),
     "small": dict(
         hidden=256, heads=4, ffn=1024,
         pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
