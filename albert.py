@@ -120,8 +120,8 @@ class Config:
     models = "init", "tokenizer", "ensemble"
 
 
-# D17: xxlarge is trained from scratch; the paper warm-starts it from 6 layers (footnote 5), here
-# --layers 6 and then --init with --layers 12
+# D17: xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote 5): train
+# with --layers 6, then --init that run with --layers 12
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
