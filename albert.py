@@ -1028,7 +1028,7 @@ FREE = ("layers", "init_std", "dropout")  # taken from --init, unless a flag dif
 HEADS = ("head", "span", "answer")
 DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning rates of Table 14
     finetune_epochs=5, finetune_batch=16, finetune_lr=1e-3, finetune_warmup=0.1,
-    finetune_length=128, finetune_dropout=0.0, eval_every=200)
+    finetune_dropout=0.0, eval_every=200)
 
 
 def from_pretrained(cfg, required=False):

@@ -758,6 +758,7 @@ def test_the_recipe_of_a_model(init, flag, expected, ready):
     assert cfg.recipe == expected
     assert (cfg.finetune_batch, cfg.eval_every) == ((16, 200) if expected == "demo" else (None, 0))
     assert cfg.finetune_lr == 7.0  # a flag overrides the recipe
+    assert cfg.finetune_length is None  # by the positions of the model
 
 
 def test_the_recipe_of_v2_models(tmp_path):
