@@ -147,6 +147,7 @@ MASKED = 0.15
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
 SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 HEAD_DROPOUT = 0.1  # before a task's head, Table 14
+EVALUATED = 64  # sequences of a batch in an evaluation
 
 
 def check_shape(cfg):
@@ -901,7 +902,8 @@ def first_token_baseline(text, cfg):
     counts = [1 + tokens.bincount(minlength=cfg.vocab_size)
               for tokens in first_tokens(text.train, 8192)]
     first, second, other = [(each / each.sum()).log() for each in counts]  # 3 x (V,)
-    a, b, foreign = first_tokens(text.dev, cfg.dev_examples)
+    evaluated = math.ceil(cfg.dev_examples / EVALUATED) * EVALUATED
+    a, b, foreign = first_tokens(text.dev, evaluated)
     margins = {
         "nsp": torch.cat([(second - other)[b], (other - second)[foreign]]),
         "sop": (first - second)[a] - (first - second)[b],
@@ -919,13 +921,13 @@ def evaluate_language_model(model, text, cfg, ranks):
     # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    size = 64
     result = {"scored": {}}
     objectives = {"mlm": "none", "nsp": "nsp", "sop": "sop"}
     for name, objective in objectives.items():
         totals = torch.zeros(2, device=ranks.device)  # correct, labels
-        for number in range(ranks.rank * size, cfg.dev_examples, ranks.size * size):
-            segments = cut_segments(text.dev, cfg, objective, number, size)
+        first = ranks.rank * EVALUATED
+        for number in range(first, cfg.dev_examples, ranks.size * EVALUATED):
+            segments = cut_segments(text.dev, cfg, objective, number, EVALUATED)
             *inputs, masked_positions, labels, order = language_batch(
                 segments, text.tokenizer, cfg, objective, number, ranks.device)
             if name != "mlm":

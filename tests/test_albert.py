@@ -595,6 +595,13 @@ def test_evaluation_counts_what_it_scores_and_is_the_same_for_every_seed(text):
     assert all(0 <= result[name] <= 1 for name in ("mlm", "nsp", "sop"))
 
 
+def test_the_first_token_baseline_sees_all_sequences_of_an_evaluation(text):
+    """--dev_examples is rounded up to 64s for both."""
+    one, all_64 = [albert.first_token_baseline(text, dataclasses.replace(SMALL, dev_examples=size))
+                   for size in (1, 64)]
+    assert one == all_64
+
+
 def test_text_to_evaluate_on_can_be_given(ready, tmp_path):
     """Sec. 4.2.1: then no document of the corpus is held out."""
     text = write(tmp_path / "dev.txt", "\n\n".join(["the river was small.\nit was quiet."] * 6))
