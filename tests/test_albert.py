@@ -428,7 +428,7 @@ def text_batch(size, T=64):
 
 
 def test_ngram_lengths_follow_the_papers_distribution():
-    lengths = albert.ngram_lengths((100, 1000), 3, generator())
+    lengths = albert.ngram_lengths((100, 1000), generator())
     fractions = torch.bincount(lengths.flatten()) / 100_000
     close(fractions, torch.tensor([0, 6, 3, 2]) / 11, rtol=0, atol=0.007)
 
@@ -437,7 +437,7 @@ def test_ngram_lengths_follow_the_papers_distribution():
 def test_masked_ngrams_are_whole_words(budget):
     ids, _ = text_batch(2000)
     budgets = torch.full((2000,), budget)
-    chosen = albert.pick_ngrams(ids, FakeTokenizer, budgets, 3, generator())
+    chosen = albert.pick_ngrams(ids, FakeTokenizer, budgets, generator())
     assert not chosen[:, [0, 30, 63]].any()
     assert chosen.sum(1).max() <= budget
     assert (chosen.sum(1) == budget).float().mean() > 0.9  # single tokens fill what is left
@@ -453,7 +453,7 @@ def test_the_example_of_pick_ngrams(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *shape, generator: chance)
     lengths = torch.tensor([numbers("3 2 2 2 1 1 1 1 1 1 1")])
     monkeypatch.setattr(albert, "ngram_lengths", lambda *args: lengths)
-    chosen = albert.pick_ngrams(ids, FakeTokenizer, torch.tensor([6]), 3, None)
+    chosen = albert.pick_ngrams(ids, FakeTokenizer, torch.tensor([6]), None)
     assert chosen[0].nonzero()[:, 0].tolist() == numbers("1 3 4 5 6 9")
 
 
