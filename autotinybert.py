@@ -1370,12 +1370,14 @@ def time_finalist(line, cfg):
     """The latency of a line of the history, for best.json: medians of five rounds. Each round
     measures the reference too."""
     rounds = time_together([cfg.reference, line["arch"]], cfg)
-    speedups = sorted(base / took for base, took in zip(*rounds.values()))
-    base, took = map(statistics.median, rounds.values())
+    bases = rounds[cfg.reference]
+    times = rounds[line["arch"]]  # the same list where the reference itself won
+    speedups = sorted(base / time for base, time in zip(bases, times))
+    base = statistics.median(bases)
     return {
         "arch": line["arch"],
         "one_shot": line["score"],
-        "milliseconds": took,
+        "milliseconds": statistics.median(times),
         "limit_milliseconds": base / cfg.speedup,
         "reference": cfg.reference,
         "reference_milliseconds": base,

@@ -696,6 +696,14 @@ def test_measurements_hold_for_their_setting(threads, count, flags, whole, tmp_p
     assert len(measured) == count
 
 
+def test_the_reference_can_win(measured):
+    """As with --reference ARCH --speedup 1 (MANUAL.md)."""
+    cfg = dataclasses.replace(TINY, reference=TINY.largest, speedup=1.0)
+    timed = atb.time_finalist({"arch": TINY.largest, "score": 0.5}, cfg)
+    assert timed["speedup"] == 1
+    assert timed["milliseconds"] == timed["limit_milliseconds"]
+
+
 def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, measured):
     run = ["--search", *flags, "--latency_archs", "3", "--speedup", "1e5", "--out", tmp_path]
     for _ in range(2):  # the second call measures nothing again
