@@ -601,6 +601,22 @@ def whole(flags, tmp_path_factory):
     return folder
 
 
+def run_next(capsys):
+    """Run the command that was printed last."""
+    run_here(*shlex.split(capsys.readouterr().out.rpartition("next: python autotinybert.py ")[2]))
+
+
+@pytest.mark.parametrize("phases", [("latency", "superplm", "evolve"), ("superplm", "latency")])
+def test_phases_alone_are_the_whole_search(phases, flags, whole, tmp_path, capsys, measured):
+    """Each phase prints the command that continues in its folder."""
+    for phase in phases:
+        run_here(f"--{phase}", *flags, "--grid", "--out", tmp_path)
+    run_next(capsys)
+    best, expected = [read_json(folder / "best.json") for folder in (tmp_path, whole)]
+    assert best["arch"] == expected["arch"]
+    assert best["scores"] == pytest.approx(expected["scores"])
+
+
 def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
     cfg = dataclasses.replace(
         TINY,
