@@ -1468,7 +1468,12 @@ def search(cfg, phase="search"):
                 run.finish(best)
                 return print_best(run, cfg)
             print0(ranks, latency_words(best, cfg))
-        run.print_result(cfg, MADE[phase], "--search", same=sorted(cfg.given - {"restart"}))
+        words = ["--search"]
+        same = cfg.given - {"restart"}
+        if cfg.init and phase == "superplm":  # with --init, a search trains no SuperPLM
+            words += ["--init", run.folder, "--out", f"{run.folder}-search"]
+            same -= {"init", "out"}
+        run.print_result(cfg, MADE[phase], *words, same=sorted(same))
 
 
 def print_best(run, cfg):

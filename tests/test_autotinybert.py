@@ -657,6 +657,12 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_p
     assert not (tmp_path / "superplm").exists()
 
 
+def test_a_superplm_made_of_weights_is_searched(flags, whole, tmp_path, capsys, measured):
+    run_here("--superplm", *flags, "--init", whole, "--out", tmp_path / "run")
+    run_next(capsys)
+    assert read_json(tmp_path / "run-search" / "best.json")["arch"]
+
+
 def test_a_plain_model_is_no_superplm(flags, whole, tmp_path):
     """Nothing is written; the line names the flag that makes a SuperPLM of it."""
     small = tmp_path / "small"
