@@ -1659,7 +1659,7 @@ def read_arch(text, source):
 def check(cfg, action):
     """Complete the settings by what follows from flags alone. Raises UserError where they do not go
     together."""
-    if cfg.init and action in ("search", "evolve"):
+    if cfg.init and action in ("search", "latency", "evolve"):
         # a model whose parts Alg. 1 has not trained is no SuperPLM, Sec. 3.4
         folder, whole, *_ = read_model(cfg.init, cfg, first="superplm")
         record = read_json(folder / "config.json", dict)
@@ -1671,7 +1671,8 @@ def check(cfg, action):
     distills = cfg.setting == "distill"
     trains = action in ("search", "superplm", "evolve", "further_train")
     mistakes = {
-        f"--arch {cfg.arch}: --{action} takes none": cfg.arch and action in PHASES,
+        f"--arch {cfg.arch}: --{action} takes none":
+            cfg.arch and action in (*PHASES, "predict"),
         "give --arch layers-hidden-ffn-heads-qkv, or a best.json":
             action == "further_train" and not (cfg.arch or cfg.init),
         f"--{action} needs weights: give a folder with --init":
@@ -1684,6 +1685,10 @@ def check(cfg, action):
             raise UserError(message)
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
+    if action in ("latency", "evolve") and cfg.restart and not cfg.dry_run:
+        if Path(cfg.out, "superplm").exists():
+            raise UserError(f"{cfg.out}: --{action} --restart would delete its SuperPLM; use "
+                            f"--init {cfg.out} and another --out")
     source = cfg.init or cfg.teacher
     if source and not cfg.tokenizer:
         cfg.tokenizer = str(hf_models.model_folder(source))

@@ -735,6 +735,16 @@ def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, measured)
     assert not (tmp_path / "superplm").exists()
 
 
+@pytest.mark.parametrize("words, reason", [
+    ("--predict {whole} --init {whole} --arch 1-8-8-1-8", "--predict takes none"),
+    ("--latency --init {whole} --largest 2-16-16-2-16", "leave --largest out"),
+    ("--latency --restart --out {whole}", "would delete its SuperPLM; use --init"),
+])
+def test_flags_that_contradict_a_folder_are_refused(words, reason, whole):
+    with pytest.raises(UserError, match=reason):
+        run_here(*shlex.split(filled(words, whole=whole)))
+
+
 def test_describe(flags, capsys, measured):
     run_here("--describe", *flags, "--arch", "2-12-16-2-12")
     described = json.loads(capsys.readouterr().out)
