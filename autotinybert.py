@@ -1564,16 +1564,13 @@ def export(cfg, folder):
 
 
 def step_flops(cfg, arch, one_shot):
-    """FLOPs of the forward passes of a sequence in a step: of `arch`, or in one-shot training of
-    --samples sub-models, by the mean of 200."""
-    archs = [arch]
-    if one_shot:
-        rng = random.Random(0)
-        archs = [sample_arch(search_space(cfg), rng) for _ in range(200)]
+    """FLOPs of the forward passes of a sequence in a step: of `arch`, or in one-shot training the
+    mean over the sub-models of 100 steps."""
+    steps = [draw_archs(cfg, step, 0) for step in range(100)] if one_shot else [[arch]]
     masked = round(MASK_RATE * cfg.length)  # the head runs at masked positions alone
     counts = [flops(each, cfg.length) + 2 * masked * each.hidden * (each.hidden + cfg.vocab_size)
-              for each in archs]
-    return (cfg.samples if one_shot else 1) * statistics.fmean(counts)
+              for each in itertools.chain(*steps)]
+    return sum(counts) / len(steps)
 
 
 def describe(cfg):

@@ -745,6 +745,13 @@ def test_flags_that_contradict_a_folder_are_refused(words, reason, whole):
         run_here(*shlex.split(filled(words, whole=whole)))
 
 
+def test_flops_of_a_step_count_all_its_sub_models():
+    """M of them with batch-wise training, one without (Table 3)."""
+    counts = {variant: atb.step_flops(dataclasses.replace(TINY, variant=variant), None, True)
+              for variant in ("ebl", "sme")}
+    assert counts["ebl"] / counts["sme"] == pytest.approx(TINY.samples, rel=0.1)
+
+
 def test_describe(flags, capsys, measured):
     run_here("--describe", *flags, "--arch", "2-12-16-2-12")
     described = json.loads(capsys.readouterr().out)
