@@ -1566,8 +1566,8 @@ def export(cfg, folder):
 
 def step_flops(cfg, arch, one_shot):
     """FLOPs of the forward passes of a sequence in a step: of `arch`, or in one-shot training the
-    mean over the sub-models of 100 steps."""
-    steps = [draw_archs(cfg, step, 0) for step in range(100)] if one_shot else [[arch]]
+    mean over the sub-models of 1,000 steps."""
+    steps = [draw_archs(cfg, step, 0) for step in range(1000)] if one_shot else [[arch]]
     masked = round(MASK_RATE * cfg.length)  # the head runs at masked positions alone
     counts = [flops(each, cfg.length) + 2 * masked * each.hidden * (each.hidden + cfg.vocab_size)
               for each in itertools.chain(*steps)]
