@@ -22,7 +22,7 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Figure 1, Tables 1-5, 12 -> tests/claims/albert.py
 Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and train_step are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
-Differs: There are 24 departures from the paper, D1 to D24: grep -n '# D[0-9]' albert.py
+Differs: There are 25 departures from the paper, D1 to D25: grep -n '# D[0-9]' albert.py
          A * marks a departure from the official code where the text leaves it open.
 """
 import dataclasses
@@ -120,8 +120,8 @@ class Config:
     models = "init", "tokenizer", "ensemble"
 
 
-# D17: xxlarge is trained from scratch; the paper warm-starts it from 6 layers (footnote 5), here
-# --layers 6 and then --init with --layers 12
+# D17: xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote 5): train
+# with --layers 6, then --init that run with --layers 12
 XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
@@ -147,6 +147,7 @@ MASKED = 0.15
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
 SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 HEAD_DROPOUT = 0.1  # before a task's head, Table 14
+EVALUATED = 64  # sequences of a batch in an evaluation
 
 
 def check_shape(cfg):
@@ -558,15 +559,15 @@ def sentence_pairs(parts, tokenizer, objective, generator):
     return *join(*pairs, tokenizer), labels
 
 
-def ngram_lengths(shape, longest, generator):
-    """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..longest (Sec. 4.1)."""
-    weights = 1 / torch.arange(1, longest + 1)
+def ngram_lengths(shape, generator):
+    """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..NGRAM (Sec. 4.1)."""
+    weights = 1 / torch.arange(1, NGRAM + 1)
     drawn = torch.multinomial(
         weights, math.prod(shape), replacement=True, generator=generator)
     return drawn.view(shape) + 1
 
 
-def pick_ngrams(ids, tokenizer, budget, longest, generator):
+def pick_ngrams(ids, tokenizer, budget, generator):
     """The tokens to predict, (B, T) bool: n-grams of whole words at random positions, until the
     budget (B,) of tokens of each sequence is spent.
 
@@ -592,17 +593,17 @@ def pick_ngrams(ids, tokenizer, budget, longest, generator):
     # D2*: n-grams stay inside a segment, since special tokens are words too large for any budget;
     # in the official code they run across [SEP]
     word = (begins | ~text).cumsum(1) - 1  # (B, T) the number of each token's word
-    size = torch.zeros(B, T + longest, dtype=torch.long)  # tokens of each word
+    size = torch.zeros(B, T + NGRAM, dtype=torch.long)  # tokens of each word
     size.scatter_add_(1, word, torch.where(text, 1, T))
-    chosen = torch.zeros(B, T + longest, dtype=torch.bool)  # words
+    chosen = torch.zeros(B, T + NGRAM, dtype=torch.bool)  # words
     chance = torch.rand(B, T, generator=generator)
     order = chance.masked_fill(~begins, 2.0).argsort(1)
     order = word.gather(1, order)  # (B, T) words in random order
-    drawn = ngram_lengths((B, T), longest, generator)
-    reach = torch.arange(longest)
+    drawn = ngram_lengths((B, T), generator)
+    reach = torch.arange(NGRAM)
     left = budget[:, None]
     for turn in range(int(begins.sum(1).max())):
-        ngram = order[:, turn, None] + reach  # (B, longest) words
+        ngram = order[:, turn, None] + reach  # (B, NGRAM) words
         tokens = size.gather(1, ngram).cumsum(1)
         fits = (reach < drawn[:, turn, None]) & (tokens <= left)
         taken = chosen.gather(1, ngram)
@@ -633,7 +634,7 @@ def mask_tokens(ids, tokenizer, cfg, generator):
     budget = budget.round().long().clamp(1, M)
     # D14*: masks are drawn again in each pass; the official data hold 40 copies of each text with
     # fixed masks
-    chosen = pick_ngrams(ids, tokenizer, budget, NGRAM, generator)
+    chosen = pick_ngrams(ids, tokenizer, budget, generator)
     # the chosen ones first, from left to right
     masked_positions = chosen.int().argsort(dim=1, descending=True, stable=True)
     masked_positions = masked_positions[:, :M]
@@ -671,8 +672,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     from data import hf_models
     # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and no token
     # has a digit before a comma (data/text.py)
-    # D24*: how lines become sentences and documents; no document is longer than 100,000 characters
-    # (data/text.py)
+    # D24*: the layout of a file decides how its lines become sentences and documents, and no
+    # document is longer than 100,000 characters (data/text.py)
     from data.inputs import open_run, words_after_training
     from data.race import RaceTask
 
@@ -734,6 +735,8 @@ def cut_segments(corpus, cfg, objective, number, size):
     # D11*: segments are whole sentences with nothing between them, so that no cut tells the order;
     # two that do not fit have no label. The official code removes tokens at random ends
     # D21*: a short sequence keeps two sentences, which may be longer than the drawn length
+    # D25*: NSP's other segment has about the size of the segment that it replaces, so that the size
+    # does not tell the label. The official code fills the sequence up
     return corpus.sentence_runs(number, size, cfg.length - 3, cfg.seed, SHORT,
                                 others=objective == "nsp")
 
@@ -837,7 +840,8 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
     start = checkpoint.restore().get("step", 0)
     network = prepare_model(model, ranks, cfg.compile)
-    # D19: scaled with the root of the batch (You et al.); the paper has batches of 4,096 alone
+    # D19: scaled with the square root of the batch size (You et al.); the paper has batches of
+    # 4,096 alone
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)
     warmup = round(cfg.warmup * cfg.steps)
     log_every = max(1, min(100, cfg.steps // 20))
@@ -901,7 +905,8 @@ def first_token_baseline(text, cfg):
     counts = [1 + tokens.bincount(minlength=cfg.vocab_size)
               for tokens in first_tokens(text.train, 8192)]
     first, second, other = [(each / each.sum()).log() for each in counts]  # 3 x (V,)
-    a, b, foreign = first_tokens(text.dev, cfg.dev_examples)
+    evaluated = math.ceil(cfg.dev_examples / EVALUATED) * EVALUATED
+    a, b, foreign = first_tokens(text.dev, evaluated)
     margins = {
         "nsp": torch.cat([(second - other)[b], (other - second)[foreign]]),
         "sop": (first - second)[a] - (first - second)[b],
@@ -919,13 +924,13 @@ def evaluate_language_model(model, text, cfg, ranks):
     # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    size = 64
     result = {"scored": {}}
     objectives = {"mlm": "none", "nsp": "nsp", "sop": "sop"}
     for name, objective in objectives.items():
         totals = torch.zeros(2, device=ranks.device)  # correct, labels
-        for number in range(ranks.rank * size, cfg.dev_examples, ranks.size * size):
-            segments = cut_segments(text.dev, cfg, objective, number, size)
+        first = ranks.rank * EVALUATED
+        for number in range(first, cfg.dev_examples, ranks.size * EVALUATED):
+            segments = cut_segments(text.dev, cfg, objective, number, EVALUATED)
             *inputs, masked_positions, labels, order = language_batch(
                 segments, text.tokenizer, cfg, objective, number, ranks.device)
             if name != "mlm":
@@ -1028,7 +1033,7 @@ FREE = ("layers", "init_std", "dropout")  # taken from --init, unless a flag dif
 HEADS = ("head", "span", "answer")
 DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning rates of Table 14
     finetune_epochs=5, finetune_batch=16, finetune_lr=1e-3, finetune_warmup=0.1,
-    finetune_length=128, finetune_dropout=0.0, eval_every=200)
+    finetune_dropout=0.0, eval_every=200)
 
 
 def from_pretrained(cfg, required=False):

@@ -9,13 +9,13 @@ that shares weights (BIWS) makes each candidate cheap to evaluate.
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
          torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 5 to 10 minutes
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
-Tour:    the map, row by row: what a layer can be, how it runs and shares weights, the search. Skip
-         at first the text form, find_softmax_attention, the edits and fine-tuning.
+Tour:    follow the map row by row: kinds of layers, how they run and share weights, the search.
+         Skip the text form, find_softmax_attention, the edits and fine-tuning at first.
 Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: There are 43 departures from the paper, D1 to D43: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 44 departures from the paper, D1 to D44: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import copy
@@ -85,7 +85,7 @@ class Config:
     batch: int = 160  # sequences in a step, App. D.1 [>= 1]
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # fraction of the steps, App. D.1 [0, 1]
-    short: float = 0.0  # fraction of steps, the first, with a quarter of --length (D39) [0, 1]
+    short: float = 0.0  # fraction of the steps, at the start, with --length / 4 (D39) [0, 1]
     weight_decay: float = 0.01  # AdamW's, in fine-tuning too (App. D.1)
     accumulate: int = 1  # micro-batches in a step; default: raised to fit the processes [>= 1]
     compile: bool = False  # torch.compile, in pre-training
@@ -109,7 +109,7 @@ class Config:
     rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
-    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1; little below 0.1 (D9) [0, 1000]
+    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1; weak below 0.1 (D9) [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # best candidates trained again, alone (D37); 0: none, as in the paper
     finalist_times: int = 1  # steps of a finalist, in a candidate's --steps [>= 1]
@@ -125,29 +125,59 @@ class Config:
 
 PRESETS = {
     "demo": dict(
-        vocab_size=1000, tasks="QNLI", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
-        init_std=0.07, length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3,
-        finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
-        # D1: the demo shares no weights: each candidate is trained from the same start. Other
-        # presets share them, as in the paper
+        vocab_size=1000,
+        tasks="QNLI",
+        layers=4, hidden=64, heads=4, ffn=128,
+        dropout=0.0,
+        init_std=0.07,
+        length=64,
+        batch=32,
+        lr=2e-3,
+        warmup=0.1,
+        short=0.5,
+        finetune_lr=1e-3,
+        finetune_batch=32,
+        finetune_epochs=2,
+        finetune_warmup=0.1,
         search=dict(
-            batch=8, lr=3e-3, steps=50, finetune_lr=2e-3, finetune_batch=32, finetune_epochs=3,
-            population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=20,
-            no_weight_sharing=True, warm_times=30),
+            batch=8,
+            lr=3e-3,
+            steps=50,
+            finetune_lr=2e-3,
+            finetune_batch=32,
+            finetune_epochs=3,
+            population=8, rounds=3, parents=2, children=2,
+            finalists=2, finalist_times=20,
+            # D1: the demo shares no weights: each candidate is trained from the same start. Other
+            # presets share them, as in the paper
+            no_weight_sharing=True,
+            warm_times=30),
         pretrain=dict(steps=3000, save_every=500),
         finetune=dict(
-            runs=3, eval_every=0, finetune_length=128, finetune_batch=16, finetune_epochs=3)),
+            runs=3,
+            eval_every=0,
+            finetune_length=128,
+            finetune_batch=16,
+            finetune_epochs=3)),
     "small": dict(
         hidden=256, heads=4, ffn=1024,
         pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
         finetune=dict(runs=3)),
-    "base": dict(pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
+    "base": dict(
+        pretrain=dict(lr=1e-4, warmup=0.01, steps=0)),
     "large": dict(
         layers=24, hidden=1024, heads=16, ffn=4096,
         pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
     "dry_run": dict(
-        steps=2, save_every=1, train_examples=64, finetune_epochs=1, eval_every=1, runs=1,
-        grid=False, population=2, rounds=1, parents=1, children=1, finalists=2, finalist_times=1,
+        steps=2,
+        save_every=1,
+        train_examples=64,
+        finetune_epochs=1,
+        eval_every=1,
+        runs=1,
+        grid=False,
+        population=2, rounds=1, parents=1, children=1,
+        finalists=2, finalist_times=1,
         warm_times=1),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
@@ -203,7 +233,7 @@ def infer_graph(graph):
 
 def tree_of(graph, output):
     """The operand `output` as nested tuples: ("add", ("neg", 0), 1) is neg(Q) + K. The operands of
-    `add` are sorted by size, then by operations, so not by the names of inputs if these differ."""
+    `add` are sorted by their number of operations, then by the operations, and last by inputs."""
 
     def order(tree):
         operations = re.findall("[a-z]+", repr(tree))
@@ -240,7 +270,7 @@ def graph_of(tree):
 
 
 def canonical(graph):
-    """The form by which graphs are compared: what the last operation needs, in a fixed order."""
+    """The form that is compared: the operations that the output depends on, in a fixed order."""
     return graph_of(tree_of(graph, len(INPUTS) + len(graph) - 1))
 
 
@@ -265,15 +295,15 @@ def why_illegal(graph, max_path=None):
     if max_path is None:
         return None
     if len(graph) > max_path:
-        return f"{len(graph)} operations, more than {max_path}"
+        return "too many operations"
     # D22: a searched attention mixes tokens; the paper does not ask for it
     mixes = [op in PRODUCTS or (op, shape) == ("softmax", "dn")
              for (op, *_), shape in zip(graph, shapes[len(INPUTS):])]
     return None if any(mixes) else "no token sees another"
 
 
-# The text form: layers joined by " | ". A convolution is "conv65", an attention a formula, in which
-# a result that is read twice has a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
+# The text form: layers joined by " | ". A convolution is "conv65", an attention a formula. A result
+# that is read twice gets a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
 TEXT = {
     "neg": "neg({})", "transpose": "{}.T", "scale": "scale({})", "softmax": "softmax({})",
@@ -302,7 +332,7 @@ def parse_formula(text):
     """The canonical graph of a formula. Raises ValueError with the reason."""
     result = 0
     names = {name: index for index, name in enumerate(INPUTS)}
-    functions = {form.partition("(")[0]: op for op, form in TEXT.items()}
+    functions = {form.partition("(")[0]: op for op, form in TEXT.items() if form[0] not in "({"}
 
     def read(tree):
         """An expression as in tree_of()."""
@@ -330,9 +360,9 @@ def parse_formula(text):
                     result = read(value)
                 case _:
                     raise ValueError
-    except (SyntaxError, KeyError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, KeyError, ValueError):
         raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, "
-                         f"{', '.join(filter(None, functions))}") from None
+                         f"{', '.join(functions)}") from None
     graph = canonical(graph_of(result))
     if reason := why_illegal(graph):
         raise ValueError(f"{text!r}: {reason}")
@@ -364,7 +394,10 @@ def simplify(graph):
         return tree
 
     def simple(tree):
-        return tree if isinstance(tree, int) else rewrite((tree[0], *map(simple, tree[1:])))
+        if isinstance(tree, int):
+            return tree
+        op, *parts = tree
+        return rewrite((op, *map(simple, parts)))
 
     tree = simple(tree_of(graph, len(INPUTS) + len(graph) - 1))
     return min(graph, canonical(graph_of(tree)), key=len)
@@ -416,12 +449,10 @@ def ablate(arch, kind):
         raise ValueError(f"the architecture has no layer to build {kind} from")
 
     def nearest(index):
-        """The layer to put at `index`: the nearest in the direction, else the nearest."""
-        def distance(other):
-            return (other - index) * direction < 0, abs(other - index)
-        return arch[min(kept, key=distance)]
+        """The index of the nearest kept layer, of those in the direction if there are any."""
+        return min(kept, key=lambda other: ((other - index) * direction < 0, abs(other - index)))
 
-    return tuple(nearest(index) for index in range(len(arch)))
+    return tuple(arch[nearest(index)] for index in range(len(arch)))
 
 
 def stretch(arch, layers):
@@ -526,9 +557,9 @@ def euclidean(x, y):
 
 def find_softmax_attention(graph):
     """The operands (A, X, C) and the set of four operations of softmax(scale(A @ X)) @ C, where the
-    graph ends in it, A and C are "nd", X is "dn" and nothing else reads its parts; else None.
+    graph ends with it, A and C are "nd", X is "dn" and nothing else reads its parts; else None.
 
-    Such an end runs as scaled_dot_product_attention, which never stores the n x n weights.
+    These four run as scaled_dot_product_attention, which never stores the n x n weights.
     """
     reads = [operand for _, *operands in graph for operand in operands]
     operand = len(INPUTS) + len(graph) - 1
@@ -552,7 +583,7 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
     """The output (B, N, T, D) of a graph.
 
     inputs: {operand: (B, N, T, D)} of the inputs that it reads. mask: (B, T), True at real tokens,
-    or None. plan: (infer_graph, find_softmax_attention) of the graph, to compute them once. """
+    or None. plan: (infer_graph, find_softmax_attention) of the graph, to compute them once."""
     shapes, fused = plan or (infer_graph(graph), find_softmax_attention(graph))
     values = dict(inputs)
     width = next(iter(inputs.values())).shape[-1]
@@ -560,7 +591,7 @@ def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
         if fused and index in fused[3]:
             continue
         if op == "scale":
-            # D2: by Eq. 2's d_h; Table 1's d_x is the width of x
+            # D2: scale divides by the root of Eq. 2's d_h; Table 1's d_x is the width of x
             values[index] = values[operands[0]] / math.sqrt(width)
             continue
         axes = [shapes[operand] for operand in operands]
@@ -600,7 +631,7 @@ class AttentionMixer(nn.Module):
 
 
 BAND_FROM = 9  # smallest kernel that runs as a band matrix: 1.2 to 1.5 times a demo step's speed
-BAND_TOKENS = 1024  # longest sequence that does
+BAND_TOKENS = 1024  # longest sequence that runs as a band matrix
 
 
 def band_matrix(weights, T):
@@ -614,7 +645,7 @@ def band_matrix(weights, T):
 
     These are the columns 1 to 3 of the sequence a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows
     of T + K - 1 = 5: a copy of the kernel with its T zeros is one longer than a row, so each row
-    begins one position further back in its copy. """
+    begins one position further back in its copy."""
     N, K = weights.shape
     copies = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)  # (N, T (K + T))
     rows = copies[:, :T * (T + K - 1)].view(N, T, T + K - 1)
@@ -630,9 +661,9 @@ def light_conv(x, kernel):
     if K < BAND_FROM or T > BAND_TOKENS or x.is_meta:  # count() counts the convolution
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
-    heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3).reshape(N, T, -1)  # (N, T, B D)
-    mixed = band_matrix(weights, T) @ heads  # (N, T, B D)
-    return mixed.view(N, T, B, H // N).permute(2, 1, 0, 3).reshape(B, T, H)
+    heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3)  # (N, T, B, D)
+    mixed = band_matrix(weights, T) @ heads.flatten(2)  # (N, T, B D)
+    return mixed.view_as(heads).permute(2, 1, 0, 3).reshape(B, T, H)
 
 
 class ConvMixer(nn.Module):
@@ -645,7 +676,8 @@ class ConvMixer(nn.Module):
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        # D18: random; with zeros all heads would average alike. The paper does not say
+        # D18: kernels start random; with zeros all heads would average alike. The paper does not
+        # say
         self.kernel = nn.Parameter(torch.randn(heads, size))
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
@@ -719,7 +751,7 @@ class Encoder(nn.Module):
 
 
 def init_weights(model, std):
-    """BERT's initialisation."""
+    """BERT's initialisation, not truncated at two standard deviations."""
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
@@ -777,7 +809,9 @@ class TaskModel(nn.Module):
         if self.spans:
             logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)  # no answer there
             start, end = logits.unbind(-1)  # 2 x (B, T)
-            return (F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])) / 2
+            start_loss = F.cross_entropy(start, batch["start"])
+            end_loss = F.cross_entropy(end, batch["end"])
+            return (start_loss + end_loss) / 2
         if logits.shape[1] == 1:
             return F.mse_loss(logits[:, 0], batch["labels"])
         return F.cross_entropy(logits, batch["labels"])
@@ -884,7 +918,7 @@ class SuperNet:
         model.load_state_dict(cut_out(self.weights, model))
 
     def write_back(self, candidates):
-        """Take over the weights of a round: pairs (arch, state_dict) from the best score down."""
+        """Copy the weights of a round: pairs (arch, state_dict), the best score first."""
         # D10: a weight is written by the best candidate that has it; a mean would be no network
         written = {}
         for arch, state in candidates:
@@ -896,7 +930,7 @@ class SuperNet:
                 done[part] = True
 
     def take_rest(self, weights):
-        """Take over a network's weights other than its convolutions and attentions."""
+        """Copy a network's weights, except its convolutions and attentions."""
         for name, value in weights.items():
             if not re.search(r"layers\.\d+\.(attention|conv)\.", name):
                 self.weights[name] = value
@@ -944,13 +978,14 @@ def gain(graph, cfg):
     deviation = cfg.init_std * math.sqrt(cfg.hidden)  # of projections; 0.55 in BERT-base
     shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads
     values = deviation * torch.randn(shape, generator=generator)
-    return deviation * run_graph(graph, dict(enumerate(values))).square().mean().sqrt().item()
+    output = run_graph(graph, dict(enumerate(values)))
+    return deviation * output.square().mean().sqrt().item()
 
 
 def sample_graph(rng, cfg):
     """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
-    # D38: none that adds next to nothing, such as V + neg(V), or more than half of its input's
+    # D38: no graph that adds next to nothing, such as V + neg(V), or more than half of its input's
     # size, such as many products over tokens without a softmax: LayerNorm then leaves little of the
     # input, and the network does not learn. Mutations still reach all legal graphs
     while True:
@@ -970,7 +1005,7 @@ def sample_arch(rng, cfg):
 def ucb(totals, counts, alpha):
     """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), for each option i. totals: summed scores of
     the options; counts: N_i, numbers of samples."""
-    N = sum(counts)  # D21: of the samples at this position alone
+    N = sum(counts)  # D21: samples at this position alone; the paper's N counts all
     mean = sum(totals) / max(N, 1)
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
     # D8: mu_i includes one sample more, the mean of all, so that a single sample decides nothing;
@@ -1023,10 +1058,10 @@ class OperationPriority:
             samples = self.cells[options, position].values()
             scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
                          self.cfg.alpha)
-        # D9: in units of 1 / SHARPNESS of the standard deviation of all scores, so that the unit of
-        # a metric does not matter; a tenth is uniform, so that what failed once is tried again.
-        # With the paper's alpha = 0.01 the bonus of Eq. 3 is then at most a factor e^0.15 (one
-        # sample of 1,000), so the uniform tenth explores; in fractions or percent it were e^0.04
+        # D9: Eq. 3 has scores in standard deviations, so that the unit of a metric does not matter,
+        # and the softmax multiplies it by SHARPNESS. A tenth of the probability is uniform, so that
+        # an option that failed once is tried again. With the paper's alpha = 0.01 the bonus of Eq.
+        # 3 is a factor of at most e^0.15 (1 sample of 1,000): it is the uniform tenth that explores
         top = max(itertools.compress(scores, allowed))
         weights = [math.exp(SHARPNESS * (score - top)) if legal else 0.0
                    for score, legal in zip(scores, allowed)]
@@ -1034,9 +1069,10 @@ class OperationPriority:
                 for weight, legal in zip(weights, allowed)]
 
 
-# D7: the edits of an attention; the paper names none. Each yields (new operation or None, tree) for
-# every tree of tree_of() that can take the place of the tree `old`; `others` are the inputs and the
-# operations before it. Some results are illegal.
+# The edits of an attention. Each yields (new operation or None, tree) for every tree of tree_of()
+# that can replace the tree `old`; `others` are the inputs and the operations before it. Some of the
+# results are illegal.
+# D7: these five edits; the paper names none
 
 
 def applied(parts, others):
@@ -1114,8 +1150,8 @@ def shuffled(values, rng):
 def edit_graph(graph, rng, priority):
     """A legal graph one edit away, or None.
 
-    Edit and position are uniform. A new operation is drawn by the priorities of the position at
-    which it then stands (Sec. 3.2: those of the first k positions for a path of length k).
+    Edit and position are uniform. A new operation is drawn by the priorities of its position in the
+    child (Sec. 3.2: a path of length k uses the first k distributions).
     """
     # D41: an operation after the last one is drawn by the priorities of position k + 1
     trees = [tree_of(graph, operand) for operand in range(len(INPUTS) + len(graph))]
@@ -1426,13 +1462,13 @@ def print_best(run, cfg):
 
 
 def draw_next_sentence(segments, generator):
-    """The second segments for B first ones: ids (B, width), lengths (B,) and NSP labels (B,).
+    """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,).
 
     Label 0 is the continuation, 1, with probability 1/2, text from elsewhere.
     """
-    # D28: segments may begin in mid-sentence, where BERT's do not; a stretch without a sentence
-    # boundary has no label (-100): text from elsewhere begins
-    # with a sentence, which would tell the two apart
+    # D28: segments may begin in mid-sentence, where BERT's do not. A stretch without a sentence
+    # boundary has no label (-100): text from elsewhere begins with a sentence, so the beginning
+    # would tell the two apart
     single = (segments.length_b == 0) | (segments.length_other == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     ids = torch.where(other[:, None], segments.other, segments.segment_b)
@@ -1441,11 +1477,11 @@ def draw_next_sentence(segments, generator):
 
 
 def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking of ids (B, T): `rate` of the tokens are predicted, of which 80% become [MASK],
-    10% a random token and 10% stay.
+    """BERT's masking of ids (B, T): `rate` of the tokens are predicted; 80% of these become [MASK],
+    10% a random token, and 10% stay.
 
     Returns the changed ids, masked positions (M,) in ids.flatten() and labels (M,), -100 for
-    filler. """
+    filler."""
     # D17: the rate holds for the batch, so that M depends on B and T alone
     M = max(1, round(rate * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
@@ -1515,7 +1551,6 @@ def make_optimizer(model, weight_decay):
 def language_batch(data, corpus, cfg, first, count):
     """Sequences number first to first + count - 1 of an endless stream: ids, segments (B, T),
     lengths (B,), masked positions, labels (M,), next-sentence labels (B,)."""
-    # segments may begin in mid-sentence, where BERT's do not (D28)
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", first))
     text = corpus.segments(first, count, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(text, generator)
@@ -1526,8 +1561,8 @@ def language_batch(data, corpus, cfg, first, count):
 
 
 def micro_batches(cfg, ranks, first, step):
-    """(settings, number of the first sequence, number of sequences) of each micro-batch of a step
-    that is this process's."""
+    """This process's micro-batches of a step: (settings, number of the first sequence, number of
+    sequences) each."""
     # D39: a sequence-length warm-up. An attention alone hardly learns word order from long
     # sequences, so --short of the steps have a quarter of the length (8 tokens or more) and four
     # times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this paper has 128
@@ -1572,7 +1607,7 @@ def train_step(network, optimizer, batches, cfg, ranks, *key):
 def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
     """Pre-train on the sequences from number `first` on, from the checkpoint on. Calls report(step,
     losses, learning rate). Raises Diverged, and Stop after SIGTERM. The host waits for a GPU in
-    every CHECK_EVERY-th step, where it reports and where it saves."""
+    every CHECK_EVERY-th step, and where it reports or saves."""
     optimizer = make_optimizer(model, cfg.weight_decay)
     checkpoint.owned["optimizer"] = optimizer
     begin = checkpoint.restore().get("step", 0)
@@ -1611,10 +1646,10 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     for first in range(ranks.rank * count, sequences, ranks.size * count):
         batch = language_batch(data, data.dev, own, first, count)
         losses, answers = language_losses(model, batch, cfg, data.device)
-        for row, (loss, (logits, labels)) in enumerate(zip(losses, answers)):
+        for total, loss, (logits, labels) in zip(sums, losses, answers):
             known = (labels >= 0).sum()
             right = (logits.argmax(-1) == labels).sum()
-            sums[row] += torch.stack([loss * known, right, known])
+            total += torch.stack([loss * known, right, known])
     model.train()
     means = reduce_mean(ranks, *sums.flatten().tolist())
     result = {}
@@ -1627,12 +1662,12 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
 def print_pretrained(run, cfg):
     result = run.finished
     print0(run.ranks, f"held-out text: masked token accuracy {100 * result['mlm_accuracy']:.2f}% "
-                   f"(majority baseline {100 * result['mlm_majority']:.2f}%), "
-                   f"loss {result['mlm_loss']:.4f} nats")
+                      f"(majority baseline {100 * result['mlm_majority']:.2f}%), "
+                      f"loss {result['mlm_loss']:.4f} nats")
     if result["nsp_loss"]:
         print0(run.ranks,
                f"next-sentence accuracy {100 * result['nsp_accuracy']:.2f}% (chance 50%), "
-                       f"loss {result['nsp_loss']:.4f} nats")
+               f"loss {result['nsp_loss']:.4f} nats")
     else:
         print0(run.ranks, "no next-sentence prediction: the corpus has only one document")
     words = words_after_training(cfg, run.folder, run.folder / "network.py")
@@ -1676,7 +1711,7 @@ def pretrain(cfg):
         print_pretrained(run, cfg)
 
 
-# --arch and --init: what an action starts from
+# --arch and --init: the architecture and weights at the start of an action
 
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")
 FOLLOWED = ("preset", "length", "dropout", "init_std")  # the weights', unless a flag is given
@@ -1694,8 +1729,8 @@ def resolve_arch(cfg):
 
 
 def read_run(cfg):
-    """(weights, architecture or None for a super-net, "--init") of --init; cfg takes over its
-    shape, vocabulary and preset."""
+    """(weights, architecture or None for a super-net, "--init") of --init; cfg gets its shape,
+    vocabulary and preset."""
     folder = Path(cfg.init)
     before = cfg.preset
     names = {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}
@@ -1721,8 +1756,8 @@ def read_run(cfg):
 
 
 def open_inputs(cfg, ranks, *needs, tasks=()):
-    """(RunFolder, Data, read_run of --init or None) of an action. cfg gets here what its flags
-    leave open; nothing assigns to it afterwards."""
+    """(RunFolder, Data, read_run of --init or None) of an action. Sets in cfg what the flags leave
+    open; nothing assigns to cfg afterwards."""
     source = read_run(cfg) if cfg.init else None
     if tasks:
         cfg.tasks = ",".join(tasks)
@@ -1740,7 +1775,7 @@ def open_inputs(cfg, ranks, *needs, tasks=()):
 
 
 def start_from(model, source):
-    """Load what read_run returned into a model or a super-net; returns a line about it."""
+    """Load read_run's result into a model or a super-net; returns a line about it."""
     weights, arch, name = source
     if arch is None and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
@@ -1789,7 +1824,6 @@ def task_rate(task, cfg):
 
 def score_task(model, task, cfg, device):
     """The main metric on dev of a model fine-tuned on a proxy task, with its last weights."""
-    model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
     state = fine_tune(model, task, optimizer, task_rate(task, cfg), cfg, device, key)
@@ -1807,7 +1841,7 @@ def train_task(task, cfg, arch, source, folder, data, run):
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
     split = "selection" if "selection" in task.splits else "dev"
-    # D20: the best weights at --eval_every count; the paper does not say which it reports
+    # D20: the weights of the best evaluation count; the paper does not say which it reports
     result, outputs = finetune_job(
         model, task, optimizer, task_rate(task, cfg), cfg, data.device, key, folder, run,
         evaluate_at=task.evaluation_steps(cfg.eval_every, split), split=split)
@@ -1831,7 +1865,7 @@ def answer(cfg, path):
 
 
 def drop_models(folder, jobs):
-    """Delete the models of jobs from which no task's result comes."""
+    """Delete the models of these jobs."""
     for job in jobs:
         for path in folder.glob(f"{job}/checkpoint.pt*"):
             path.unlink(missing_ok=True)  # another process may have deleted it
@@ -1839,6 +1873,7 @@ def drop_models(folder, jobs):
 
 def finetune_jobs(names, table, cfg):
     """{job: (task's name, its settings)}: --runs seeds of each task, with --grid at all of GRID."""
+    # D44: without --grid one setting, App. D.1's; App. D.2 chooses among 12
     every = 10 if cfg.grid else cfg.eval_every
     jobs = {}
     for name, number in itertools.product(names, range(cfg.runs)):
@@ -1885,7 +1920,8 @@ def finetune(cfg, text):
                 drop_models(folder, [each for each, score in scores.items() if score < best])
             return result
 
-        results = run_jobs(ranks, run.folder, {job: name for job, (name, _) in jobs.items()}, work)
+        task_names = {job: name for job, (name, _) in jobs.items()}
+        results = run_jobs(ranks, run.folder, task_names, work)
         result = on_main(ranks, summarise, run.folder, results)
         run.finish(result)
         chosen = {entry["job"] for entry in result["tasks"].values()}
@@ -1912,14 +1948,15 @@ def write_best(path, arch, source, cfg, tokenizer, labels=None, length=None):
 def export(cfg, name):
     """write_best of --init: a search, a pre-training, or a fine-tuning's RUN/TASK."""
     path = Path(name)
-    if path.suffix != ".py" or not path.stem.isidentifier() or not cfg.init:
-        raise UserError(f"--export {name}: name a module, such as network.py, and --init")
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise UserError(f"--export {name}: name a module, such as network.py")
     source = read_run(cfg)
     labels = None
     length = cfg.length
     tokenizer = load_tokenizer(cfg.tokenizer)
     vocabulary = path.with_name(tokenizer.file_name)
-    exists = [each for each in map(path.with_suffix, (".py", ".mmd", ".pt")) if each.exists()]
+    written = [path, path.with_suffix(".mmd"), path.with_suffix(".pt")]
+    exists = [each for each in written if each.exists()]
     if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
         exists.append(vocabulary)
     if exists:
@@ -1942,12 +1979,15 @@ def forward_flops(arch, cfg):
 
 
 def graph_activations(layer, cfg):
-    """Bytes that a searched attention keeps besides layer_activations: it is not fused, and each
-    operation keeps its result for the backward pass."""
+    """Bytes that a searched attention keeps besides layer_activations: the result of each operation
+    that does not run fused."""
     if isinstance(layer, int):
         return 0
     sizes = {"n": cfg.length, "d": cfg.hidden // cfg.heads}
-    results = infer_graph(layer)[len(INPUTS):]
+    fused = find_softmax_attention(layer)
+    inside = fused[3] if fused else ()
+    results = [shape for operand, shape in enumerate(infer_graph(layer))
+               if operand >= len(INPUTS) and operand not in inside]
     return 2 * cfg.heads * sum(sizes[rows] * sizes[columns] for rows, columns in results)
 
 
@@ -1955,7 +1995,7 @@ def graph_activations(layer, cfg):
 
 
 def describe(cfg):
-    """Print the counts of --arch or --init, and what its pre-training costs, as JSON."""
+    """Print the counts of --arch or --init and the cost of its pre-training as JSON."""
     print("counting parameters and FLOPs ...", file=sys.stderr)
     if cfg.init:
         read_run(cfg)
@@ -1985,8 +2025,15 @@ def check(cfg, action):
     if cfg.init and cfg.warm_times and "warm_times" in cfg.given:
         raise UserError(f"--warm_times {cfg.warm_times}: --init is what the search begins with; "
                         "leave one out")
+    if action in ("predict", "export") and not cfg.init:
+        raise UserError(f"--{action}: name the run of the model with --init")
+    fixed = {"finetune_lr", "weight_decay", "eval_every"} & cfg.given
+    if cfg.grid and fixed:
+        raise UserError(f"--{min(fixed)}: --grid sets it; leave one out")
     if action == "search" and not cfg.steps:
         raise UserError("--steps 0: a candidate needs steps")
+    if action == "search" and "arch" in cfg.given:
+        raise UserError(f"--arch {cfg.arch}: --search takes none")
     if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
         raise UserError(f"--out {cfg.out}: is --init too; choose another")
 

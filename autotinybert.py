@@ -17,7 +17,7 @@ Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3
       Table D.1 -> TABLE_D1                    Eq. 5, figures -> tests/claims
 Tour: search_space, leading, sub_model, train_step, pretrain, Predictor, propose, search. Skip at
       first: other models as a start, fine-tuning, flags.
-There are 21 departures from the paper, D1 to D21: grep -n '# D[0-9]' autotinybert.py
+There are 22 departures from the paper, D1 to D22: grep -n '# D[0-9]' autotinybert.py
 """
 import copy
 import dataclasses
@@ -52,10 +52,10 @@ class Config:
     """Every knob. Its comment is the help text. Flags override presets, presets defaults."""
     given = frozenset()  # the flags that were given
     program = "autotinybert"  # the file's name
-    models = "init", "teacher", "tokenizer"  # flags that name files and folders, data aside
+    models = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
     # --restart deletes these and common.checkpoint.WRITES
     writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.json",
-              "predictor.pt*", "finalists.json", "SQuAD1.1", "MLM-saved", "SST-2", "MNLI", "MRPC",
+              "predictor.pt*", "finalists.json", "SQuAD1.1", "SST-2", "MNLI", "MRPC",
               "CoLA", "QNLI", "QQP", "STS-B", "RTE", "WNLI")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
@@ -109,8 +109,8 @@ class Config:
     # latency
     speedup: float = 7.2  # over --reference, Table 1 [> 0]
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
-    latency_device: Literal["cpu", "cuda"] = "cpu"  # device that models are to be fast on
-    latency_threads: int = 1  # CPU threads; of a single one CPU seconds are measured (D7) [1, 1024]
+    latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
+    latency_threads: int = 1  # CPU threads; with 1, CPU seconds are measured (D7) [1, 1024]
     latency_batch: int = 1  # sequences at a time [>= 1]
     latency_length: int = 128  # tokens a sequence [>= 1]
     latency_rounds: int = 2  # measurements of an architecture; the lowest counts [1, 10000]
@@ -222,8 +222,8 @@ def search_space(cfg):
     """Table B.1: {variable: its choices}. Raises ValueError where nothing is left to choose.
 
     "attention" pairs heads with d^q|k|v. In pre-training heads are left out, and in distillation
-    each head is narrower. Without SME heads divide the full width. A search proposes identical
-    layers alone (Sec. 3.3), also for HAT, whose training samples others.
+    each head is narrower. Without SME heads divide the full width. A search proposes only
+    identical layers (Sec. 3.3), even for HAT, whose training samples other ones too.
     """
     low = parse_arch(cfg.smallest)
     high = parse_arch(cfg.largest)
@@ -247,7 +247,7 @@ def search_space(cfg):
     }
     for name, choices in space.items():
         if not choices:
-            raise ValueError(f"--smallest {low}: its {name} is more than the SuperPLM's, {high}")
+            raise ValueError(f"--smallest {low}: larger than --largest {high} in {name}")
     return space
 
 
@@ -479,7 +479,7 @@ def why_outside(arch, top, variant="ebl"):
                 return f"{name} {size} of {arch} is more than the {limit} of {top}"
 
 
-AXES = {  # what cuts each axis: H hidden, F ffn, N heads, D head width, * nothing; a bias: first
+AXES = {  # size of each axis: H hidden, F ffn, N heads, D head width, * all; a bias has the first
     "qkv": "*NDH", "qkv_bias": "*ND", "output": "HND", "fc1": "FH", "fc2": "HF",
     "token_embedding": "*H", "position_embedding": "*H", "token_type_embedding": "*H",
     "pooler": "HH", "fit": "*H", "transform": "HH", "decoder_bias": "*"}  # all others: "H"
@@ -569,8 +569,8 @@ def latency_clock(cfg):
 def time_model(arch, cfg):
     """Milliseconds of encoder and pooler on the target device, with random weights: the mean of the
     middle five of nine passes, after two that warm up."""
-    # D20: a timing is a trimmed mean; the released code averages all passes but the first of ten,
-    # and the paper does not say
+    # D20: a timing is a trimmed mean, and the predictor learns from the lowest of two timings; the
+    # released code averages all passes but the first of ten, and the paper does not say
     device = torch.device(cfg.latency_device)
     with device:
         encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length)).eval()
@@ -872,7 +872,7 @@ def held_out_losses(model, data, cfg, examples=256, largest_batch=256):
         batch = make_batch(columns, chosen, data, cfg, "held out", "mask", first)
         losses.append(make_objective(data, cfg, batch)(model))
     model.train()
-    return torch.stack(losses).tolist()  # here alone the host waits for a GPU
+    return torch.stack(losses).tolist()  # the only wait for a GPU
 
 
 def score_mlm(model, data, cfg):
@@ -923,11 +923,11 @@ def steps_of(cfg, data, phase):
 
 
 def training_batches(data, cfg, phase, numbers, steps):
-    """Yield {number: (weight, micro-batch)} of this process for each of the steps.
-
-    The sequences of a step are sorted by length into its --accumulate micro-batches, so that few
-    are padded. weight: tokens of a micro-batch, by the mean of the step's.
-    """
+    """Yield {number: (weight, micro-batch)} of this process for each of the steps. weight: tokens
+    of the micro-batch, divided by the mean over the step's micro-batches."""
+    # D22: the sequences of a step are sorted by length into its --accumulate micro-batches, so that
+    # few are padded, and the average of the gradients is weighted by tokens; the paper does not say
+    # how a batch is divided, and its code does not sort
     size = cfg.batch // cfg.accumulate
     for step in steps:
         position = step * cfg.batch
@@ -948,8 +948,8 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
     """Train a model on text, in place, and keep it in a folder. A model that is there is loaded.
 
     networks(step, number): the networks that a step trains on a micro-batch, the model or parts of
-    it. phase: "superplm" or "further_train". Raises Diverged, and Stop after SIGTERM, with the state
-    saved in FOLDER.pt. The host waits for a GPU where it logs, evaluates and saves.
+    it. phase: "superplm" or "further_train". Raises Diverged; after SIGTERM it saves the state in
+    FOLDER.pt and raises Stop. The host waits for a GPU where it logs, evaluates and saves.
     """
     ranks = run.ranks
     name = folder.name
@@ -1005,8 +1005,8 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
 
 
 def train_superplm(data, cfg, run, phase):
-    """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. A search takes that
-    of --init as it is."""
+    """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. A search uses the
+    SuperPLM of --init as it is."""
     if cfg.init and phase != "superplm":
         return start_model("", cfg, data, run.ranks, "superplm").to(data.device)
     model = start_model(cfg.largest, cfg, data, run.ranks)
@@ -1317,7 +1317,7 @@ def fit_latency(cfg, folder):
     smallest = smallest_arch(search_space(cfg))
     fastest, = predict([smallest])
     if fastest > limit:
-        raise UserError(f"--speedup {cfg.speedup:g}: nothing in the search space is so fast; the "
+        raise UserError(f"--speedup {cfg.speedup:g}: nothing in the search space is that fast; the "
                         f"fastest, {smallest}, takes {fastest:.3g} ms here, and the limit is "
                         f"{limit:.3g} ms")
     return {"weights": predict.weights, "limit": limit, "error": statistics.fmean(errors),
@@ -1345,7 +1345,8 @@ def evolve(superplm, predict, limit, data, cfg, run):
     for number in range(generations):  # Alg. 2, line 3
         proposals = propose(history, number, cfg, predict, limit)
         if not proposals and not history:
-            raise UserError(f"--strategy fast: no candidate is within {limit:.2f} ms; take another")
+            raise UserError(f"--strategy fast: no candidate takes {limit:.3g} ms or less; choose "
+                            "another --strategy")
         archs = {str(index): arch for index, (_, arch) in enumerate(proposals, len(history))}
 
         def work(name):
@@ -1370,12 +1371,14 @@ def time_finalist(line, cfg):
     """The latency of a line of the history, for best.json: medians of five rounds. Each round
     measures the reference too."""
     rounds = time_together([cfg.reference, line["arch"]], cfg)
-    speedups = sorted(base / took for base, took in zip(*rounds.values()))
-    base, took = map(statistics.median, rounds.values())
+    bases = rounds[cfg.reference]
+    times = rounds[line["arch"]]  # the same list where the reference itself won
+    speedups = sorted(base / time for base, time in zip(bases, times))
+    base = statistics.median(bases)
     return {
         "arch": line["arch"],
         "one_shot": line["score"],
-        "milliseconds": took,
+        "milliseconds": statistics.median(times),
         "limit_milliseconds": base / cfg.speedup,
         "reference": cfg.reference,
         "reference_milliseconds": base,
@@ -1400,9 +1403,9 @@ def confirm(history, cfg, run):
         finalists = list(itertools.islice(within, winners))
         if not finalists:
             raise UserError(
-                f"--speedup {cfg.speedup:g}: of {len(history)} candidates predicted to meet it "
-                f"{len(history) - len(ranked)} have diverged (lower --finetune_lr), and no other "
-                "does when measured; the same command measures again")
+                f"--speedup {cfg.speedup:g}: none of {len(ranked)} candidates meets it when "
+                f"measured, and {len(history) - len(ranked)} others diverged (lower "
+                "--finetune_lr); the same command measures again")
         write_json(path, {"finalists": finalists})
 
     on_main(run.ranks, lambda: path.exists() or choose())
@@ -1413,7 +1416,7 @@ def train_winners(superplm, finalists, data, cfg, run):
     """Phase 4, Sec. 3.6: train the finalists further, judge them, keep the best in model/. Returns
     best.json's entry."""
     # D19: the best winner has the best score on the search's own dev examples, so that best.json's
-    # score is no estimate for new ones; the paper does not say what chooses one of its three
+    # score is no estimate for new ones; the paper does not say how one of its three is chosen
     models = {}
     for line in finalists:
         arch = line["arch"]
@@ -1466,7 +1469,12 @@ def search(cfg, phase="search"):
                 run.finish(best)
                 return print_best(run, cfg)
             print0(ranks, latency_words(best, cfg))
-        run.print_result(cfg, MADE[phase], "--search", same=sorted(cfg.given - {"restart"}))
+        words = ["--search"]
+        same = cfg.given - {"restart"}
+        if cfg.init and phase == "superplm":  # with --init, a search trains no SuperPLM
+            words += ["--init", run.folder, "--out", f"{run.folder}-search"]
+            same -= {"init", "out"}
+        run.print_result(cfg, MADE[phase], *words, same=sorted(same))
 
 
 def print_best(run, cfg):
@@ -1492,8 +1500,8 @@ def latency_words(best, cfg):
 
 
 def open_data(cfg, action, ranks, text=False, tasks=""):
-    """(RunFolder, Data). text: text to train on. tasks: names; MLM-saved needs text too. Of a
-    finished run there is no Data. cfg does not change from here on."""
+    """(RunFolder, Data); Data is None where the run is finished. text: whether it trains on text.
+    tasks: names; MLM-saved needs text too. cfg does not change from here on."""
     # D10: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt; the paper has
     # WordPiece
     # D13: 5% of the documents are held out, 1,000 at most; the paper does not say
@@ -1557,16 +1565,13 @@ def export(cfg, folder):
 
 
 def step_flops(cfg, arch, one_shot):
-    """FLOPs of the forward passes of a sequence in a step: of `arch`, or in one-shot training of
-    --samples sub-models, by the mean of 200."""
-    archs = [arch]
-    if one_shot:
-        rng = random.Random(0)
-        archs = [sample_arch(search_space(cfg), rng) for _ in range(200)]
+    """FLOPs of the forward passes of a sequence in a step: of `arch`, or in one-shot training the
+    mean over the sub-models of 1,000 steps."""
+    steps = [draw_archs(cfg, step, 0) for step in range(1000)] if one_shot else [[arch]]
     masked = round(MASK_RATE * cfg.length)  # the head runs at masked positions alone
     counts = [flops(each, cfg.length) + 2 * masked * each.hidden * (each.hidden + cfg.vocab_size)
-              for each in archs]
-    return (cfg.samples if one_shot else 1) * statistics.fmean(counts)
+              for each in itertools.chain(*steps)]
+    return sum(counts) / len(steps)
 
 
 def describe(cfg):
@@ -1646,25 +1651,26 @@ def read_arch(text, source):
     try:
         return parse_arch(text)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{source}: no architecture is here ({error})") from None
+        raise UserError(f"{source}: not an architecture ({error})") from None
 
 
 def check(cfg, action):
-    """Complete the settings by what follows from flags alone. Raises UserError where they do not go
-    together."""
-    if cfg.init and action in ("search", "evolve"):
-        # a model whose parts Alg. 1 has not trained is no SuperPLM, Sec. 3.4
+    """Set the settings that follow from the flags. Raises UserError where flags contradict each
+    other."""
+    if cfg.init and action in ("search", "latency", "evolve"):
+        # Sec. 3.4: only Alg. 1 makes a SuperPLM
         folder, whole, *_ = read_model(cfg.init, cfg, first="superplm")
         record = read_json(folder / "config.json", dict)
         if record.get("action") != "superplm":
-            raise UserError(f"{folder}: no SuperPLM, the parts of this model were never trained; "
+            raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
                             f"make one with --superplm --init {cfg.init} --largest {whole}")
         names = "largest", "smallest", "setting", "variant"
         take_settings(cfg, record["settings"], folder, names)
     distills = cfg.setting == "distill"
     trains = action in ("search", "superplm", "evolve", "further_train")
     mistakes = {
-        f"--arch {cfg.arch}: --{action} takes none": cfg.arch and action in PHASES,
+        f"--arch {cfg.arch}: --{action} takes none":
+            cfg.arch and action in (*PHASES, "predict"),
         "give --arch layers-hidden-ffn-heads-qkv, or a best.json":
             action == "further_train" and not (cfg.arch or cfg.init),
         f"--{action} needs weights: give a folder with --init":
@@ -1677,6 +1683,10 @@ def check(cfg, action):
             raise UserError(message)
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
+    if action in ("latency", "evolve") and cfg.restart and not cfg.dry_run:
+        if Path(cfg.out, "superplm").exists():
+            raise UserError(f"{cfg.out}: --{action} --restart would delete its SuperPLM; use "
+                            f"--init {cfg.out} and another --out")
     source = cfg.init or cfg.teacher
     if source and not cfg.tokenizer:
         cfg.tokenizer = str(hf_models.model_folder(source))

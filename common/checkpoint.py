@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -281,10 +282,11 @@ class RunFolder:
     deleted. If a UserError ends the command before anything is computed, the folder is deleted.
 
     settings: what is compared with the folder's, except NOT_COMPARED; default: all of cfg. reads:
-    files and folders that the run reads, whose names and fingerprints are compared.
+    {flag: files and folders that the run reads}. Their names and fingerprints are compared, unless
+    the commands before read nothing of the flag: a search can run one phase at a time.
     """
 
-    def __init__(self, cfg, action, ranks, settings=None, reads=(), **extra):
+    def __init__(self, cfg, action, ranks, settings=None, reads=None, **extra):
         self.folder = Path(cfg.out)
         self.ranks = ranks
         self.new = False
@@ -293,7 +295,7 @@ class RunFolder:
         self.compared = self.asked.keys() - (NOT_COMPARED - {*getattr(cfg, "compared", ())})
         record = {"format": FORMAT, "program": cfg.program, "action": action,
                   "settings": self.asked, "argv": sys.argv, "processes": ranks.size, **extra}
-        seconds_before = on_main(ranks, self._open, record, cfg, reads)
+        seconds_before = on_main(ranks, self._open, record, cfg, reads or {})
         self.began = time.time() - seconds_before
         ranks.cleanup.push(self._discard)
 
@@ -307,7 +309,7 @@ class RunFolder:
         """Make or open the folder; returns the seconds that the run has had in it before."""
         config = self.folder / "config.json"
         own = self.folder.resolve()
-        for path in reads:
+        for path in itertools.chain(*reads.values()):
             read = Path(path).resolve()
             if own == read or own in read.parents or read in own.parents:
                 raise UserError(f"{path} is read and {self.folder} is written, and one lies in the "
@@ -320,9 +322,10 @@ class RunFolder:
         lock(self.folder / LOCK)
         self.ranks.cleanup.callback(release_locks)
         begun = self._content()
-        record["read"] = fingerprints(reads)
+        record["read"] = {flag: fingerprints(paths) for flag, paths in reads.items()}
         if begun and not cfg.restart:
-            self._check_same(read_json(config, dict), record)
+            old = read_json(config, dict)
+            self._check_same(old, record)
         if cfg.restart:
             self._clear(getattr(cfg, "writes", ()))
         for left in partials(self.folder):
@@ -332,6 +335,7 @@ class RunFolder:
         if self.new:
             write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
             return 0
+        write_atomic(config, json.dumps(old | {"read": old["read"] | record["read"]}, indent=2))
         self._append({"event": "resumed", "time": time.time(), **here,
                       "processes": self.ranks.size})
         log = (self.folder / "log.jsonl").read_text(encoding="utf-8", errors="replace")
@@ -358,13 +362,15 @@ class RunFolder:
         differ = [f"{name} ({asked[name]} there, {value} here)"
                   for name, value in self.asked.items()
                   if name in self.compared and asked[name] != value]
-        for path in {**old["read"], **record["read"]}:
-            if path not in old["read"]:
-                differ.append(f"{path} was not there")
-            elif path not in record["read"]:
-                differ.append(f"{path} is not there now")
-            elif old["read"][path] != record["read"][path]:
-                differ.append(f"{path} has changed since")
+        for flag, now in record["read"].items():
+            before = old["read"].get(flag, now)
+            for path in {**before, **now}:
+                if path not in before:
+                    differ.append(f"{path} was not there")
+                elif path not in now:
+                    differ.append(f"{path} is not there now")
+                elif before[path] != now[path]:
+                    differ.append(f"{path} has changed since")
         if differ:
             raise UserError(f"{self.folder}: made with other settings or data: "
                             f"{'; '.join(differ[:5])}; choose another --out, or --restart to begin "
@@ -441,7 +447,8 @@ class RunFolder:
         for name in same:
             if name in cfg.given:
                 value = getattr(cfg, name)
-                words = [*words, f"--{name}", *(value if isinstance(value, tuple) else (value,))]
+                values = value if isinstance(value, tuple) else (value,)
+                words = [*words, f"--{name}", *(() if value is True else values)]
         if not cfg.dry_run:
             print0(self.ranks, f"next: python {cfg.program}.py {shlex.join(map(str, words))}")
 

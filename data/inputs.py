@@ -49,8 +49,9 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
     text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in DATA if name in needs or name == "corpus" and text]
     facts = fill_in(cfg, ranks, flags)
-    reads = on_main(ranks, lambda: [
-        *find_models(cfg, "tokenizer" in needs or text), *find_data(cfg, flags, tasks, action)])
+    reads = on_main(ranks, lambda: {
+        "models": find_models(cfg, "tokenizer" in needs or text),
+        **find_data(cfg, flags, tasks, action)})
     run = RunFolder(cfg, action, ranks, given, reads, **facts)
     data = Data(ranks.device)
     if run.finished:
@@ -75,13 +76,14 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
 # --- files ---------------------------------------------------------------------------------------
 
 def find_data(cfg, flags, tasks, action):
-    """The files of data flags; UserError where one is missing, or is not text. Of a prepared corpus
+    """{data flag: its files}; UserError where one is missing, or is not text. Of a prepared corpus
     it is meta.json, which has the digests of the others."""
-    files = []
+    reads = {}
     for flag in [*flags, "dev_corpus"]:
         value = getattr(cfg, flag, "")
         if not value:  # of a run's data some translations may lack a part
             continue
+        files = []
         if flag in ("glue", "squad"):
             files += task_files(tasks, cfg, flag, action != "finetune")
         elif flag == "race":
@@ -94,7 +96,8 @@ def find_data(cfg, flags, tasks, action):
             files += translation.find_sides(value, cfg.languages)
         else:
             files += [Path(value[0], "meta.json")] if is_prepared(value) else text_files(value)
-    return [str(path) for path in files]
+        reads[flag] = [str(path) for path in files]
+    return reads
 
 
 def find_models(cfg, tokenizer):

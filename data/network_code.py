@@ -4,8 +4,8 @@ The module has the source of autobert_zero.py's own classes and functions. Only 
 generated: a class for each found graph, with a line for each of its products, sums and softmaxes.
 """
 import ast
-import inspect
 import sys
+from pathlib import Path
 
 from common.checkpoint import save_file, write_atomic
 
@@ -122,6 +122,11 @@ def load(path):
 def sources(home, *names):
     """[source] of some classes and functions of the module `home` and of what they use, in its
     order."""
+    # by name: line numbers change when the file is edited while a search runs
+    text = Path(home.__file__).read_text(encoding="utf-8")
+    nodes = {node.name: node for node in ast.parse(text).body
+             if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    lines = text.split("\n")
     todo = list(names)
     result = {}  # name: (line, source); constants come first
     while todo:
@@ -131,13 +136,13 @@ def sources(home, *names):
             continue
         if isinstance(value, (int, float, tuple)):
             result[name] = 0, f"{name} = {value}"
-        elif getattr(value, "__module__", None) == home.__name__:
-            lines, line = inspect.getsourcelines(value)
-            text = "".join(lines)
-            text = text.replace("AttentionMixer(layer, ", "layer(")  # layer: a generated class
-            result[name] = line, "\n" + text
-            todo += [node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)]
-    return [text for _, text in sorted(result.values())]
+        elif name in nodes:
+            node = nodes[name]
+            source = "\n".join(lines[node.lineno - 1:node.end_lineno])
+            source = source.replace("AttentionMixer(layer, ", "layer(")  # layer: a generated class
+            result[name] = node.lineno, f"\n{source}\n"
+            todo += [part.id for part in ast.walk(ast.parse(source)) if isinstance(part, ast.Name)]
+    return [source for _, source in sorted(result.values())]
 
 
 def expression(op, operands, axes):

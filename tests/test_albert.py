@@ -428,7 +428,7 @@ def text_batch(size, T=64):
 
 
 def test_ngram_lengths_follow_the_papers_distribution():
-    lengths = albert.ngram_lengths((100, 1000), 3, generator())
+    lengths = albert.ngram_lengths((100, 1000), generator())
     fractions = torch.bincount(lengths.flatten()) / 100_000
     close(fractions, torch.tensor([0, 6, 3, 2]) / 11, rtol=0, atol=0.007)
 
@@ -437,7 +437,7 @@ def test_ngram_lengths_follow_the_papers_distribution():
 def test_masked_ngrams_are_whole_words(budget):
     ids, _ = text_batch(2000)
     budgets = torch.full((2000,), budget)
-    chosen = albert.pick_ngrams(ids, FakeTokenizer, budgets, 3, generator())
+    chosen = albert.pick_ngrams(ids, FakeTokenizer, budgets, generator())
     assert not chosen[:, [0, 30, 63]].any()
     assert chosen.sum(1).max() <= budget
     assert (chosen.sum(1) == budget).float().mean() > 0.9  # single tokens fill what is left
@@ -453,7 +453,7 @@ def test_the_example_of_pick_ngrams(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *shape, generator: chance)
     lengths = torch.tensor([numbers("3 2 2 2 1 1 1 1 1 1 1")])
     monkeypatch.setattr(albert, "ngram_lengths", lambda *args: lengths)
-    chosen = albert.pick_ngrams(ids, FakeTokenizer, torch.tensor([6]), 3, None)
+    chosen = albert.pick_ngrams(ids, FakeTokenizer, torch.tensor([6]), None)
     assert chosen[0].nonzero()[:, 0].tolist() == numbers("1 3 4 5 6 9")
 
 
@@ -593,6 +593,13 @@ def test_evaluation_counts_what_it_scores_and_is_the_same_for_every_seed(text):
     assert 128 < result["scored"]["mlm"] <= 1280
     assert 0 < result["scored"]["sop"] <= 128
     assert all(0 <= result[name] <= 1 for name in ("mlm", "nsp", "sop"))
+
+
+def test_the_first_token_baseline_sees_all_sequences_of_an_evaluation(text):
+    """--dev_examples is rounded up to 64s for both."""
+    one, all_64 = [albert.first_token_baseline(text, dataclasses.replace(SMALL, dev_examples=size))
+                   for size in (1, 64)]
+    assert one == all_64
 
 
 def test_text_to_evaluate_on_can_be_given(ready, tmp_path):
@@ -758,6 +765,7 @@ def test_the_recipe_of_a_model(init, flag, expected, ready):
     assert cfg.recipe == expected
     assert (cfg.finetune_batch, cfg.eval_every) == ((16, 200) if expected == "demo" else (None, 0))
     assert cfg.finetune_lr == 7.0  # a flag overrides the recipe
+    assert cfg.finetune_length is None  # by the positions of the model
 
 
 def test_the_recipe_of_v2_models(tmp_path):

@@ -3,9 +3,12 @@ objective, the network as code."""
 import ast
 import dataclasses
 import functools
+import importlib.util
 import itertools
 import math
 import random
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +16,8 @@ import torch
 from torch.testing import assert_close
 
 import autobert_zero as abz
+from common.cli import UserError
+from data.network_code import write_code
 
 TINY = abz.Config(
     vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0, length=32, init_std=0.14)
@@ -90,7 +95,7 @@ def test_the_text_form_is_read_back_and_shares_sub_expressions():
     ("Q", "end in an operation"),
     ("a = Q + K", "end in an operation"),
     ("Q.T", "not tokens x head dim"),
-    ("cos(Q)", "not a formula"),
+    ("cos(Q)", "not a formula.* x.T, neg, scale, softmax, "),
     ("Q +", "not a formula"),
     ("a = b = Q; a + K", "not a formula"),
     ("__import__('os')", "not a formula"),
@@ -165,6 +170,28 @@ def test_flops_of_every_operation():
     cfg = abz.Config(layers=1)
     mixer = abz.count((graph,), cfg)["flops"] - 2 * 128 * 768 * (4 * 768 + 2 * 3072)
     assert mixer == 12 * 2 * 128 * 128 * (64 + 64 + 128 + 64)
+
+
+def test_activations_of_a_fused_attention_are_not_counted():
+    """The transpose alone, of 12 heads of 128 x 64 in 2 bytes; or it and three of 128 x 128."""
+    cfg = abz.Config()
+    fused = abz.graph_activations(abz.parse_formula(abz.BERT_ATTENTION), cfg)
+    assert fused == 2 * 12 * 128 * 64
+    apart = abz.graph_activations(abz.parse_formula("softmax(neg(Q @ K.T)) @ V"), cfg)
+    assert apart == fused + 2 * 12 * (3 * 128 * 128 + 128 * 64)
+
+
+@pytest.mark.parametrize("words, message", [
+    ("--finetune CoLA --grid --finetune_lr 1", "--finetune_lr: --grid"),
+    ("--finetune CoLA --grid --weight_decay 1", "--weight_decay: --grid"),
+    ("--finetune CoLA --grid --eval_every 1", "--eval_every: --grid"),
+    ("--predict x.tsv", "--predict: .* --init"),
+    ("--export x.py", "--export: .* --init"),
+    ("--search --arch bert", "--arch bert: "),
+])
+def test_flags_that_do_not_go_together_are_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        abz.main(words.split())
 
 
 # Padding
@@ -510,3 +537,18 @@ def test_the_written_module_gives_our_outputs(number, tmp_path):
     inputs = (ids, ids % 2, lengths, real)
     for ours, theirs in zip(model(*inputs), network(*inputs)):
         assert_close(theirs, ours, rtol=1e-6, atol=1e-6)
+
+
+def test_the_written_module_does_not_depend_on_line_numbers(tmp_path, monkeypatch):
+    """The file may be edited while a search runs."""
+    path = tmp_path / "copied.py"
+    source = Path(abz.__file__).read_text()
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("copied", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "copied", module)
+    spec.loader.exec_module(module)
+    network = (module, abz.parse_arch("conv9 | cos(Q, K) @ V"), "net.pt", TINY, FakeTokenizer)
+    before = write_code(*network, None, 32)
+    path.write_text("# a comment\n" * 9 + source)
+    assert write_code(*network, None, 32) == before

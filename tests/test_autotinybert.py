@@ -601,6 +601,22 @@ def whole(flags, tmp_path_factory):
     return folder
 
 
+def run_next(capsys):
+    """Run the command that was printed last."""
+    run_here(*shlex.split(capsys.readouterr().out.rpartition("next: python autotinybert.py ")[2]))
+
+
+@pytest.mark.parametrize("phases", [("latency", "superplm", "evolve"), ("superplm", "latency")])
+def test_phases_alone_are_the_whole_search(phases, flags, whole, tmp_path, capsys, measured):
+    """Each phase prints the command that continues in its folder."""
+    for phase in phases:
+        run_here(f"--{phase}", *flags, "--grid", "--out", tmp_path)
+    run_next(capsys)
+    best, expected = [read_json(folder / "best.json") for folder in (tmp_path, whole)]
+    assert best["arch"] == expected["arch"]
+    assert best["scores"] == pytest.approx(expected["scores"])
+
+
 def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
     cfg = dataclasses.replace(
         TINY,
@@ -639,6 +655,12 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_p
     assert len(measured) in range(10, 61, 10)
     assert read_json(tmp_path / "best.json")["speedup"] >= 3
     assert not (tmp_path / "superplm").exists()
+
+
+def test_a_superplm_made_of_weights_is_searched(flags, whole, tmp_path, capsys, measured):
+    run_here("--superplm", *flags, "--init", whole, "--out", tmp_path / "run")
+    run_next(capsys)
+    assert read_json(tmp_path / "run-search" / "best.json")["arch"]
 
 
 def test_a_plain_model_is_no_superplm(flags, whole, tmp_path):
@@ -696,6 +718,14 @@ def test_measurements_hold_for_their_setting(threads, count, flags, whole, tmp_p
     assert len(measured) == count
 
 
+def test_the_reference_can_win(measured):
+    """As with --reference ARCH --speedup 1 (MANUAL.md)."""
+    cfg = dataclasses.replace(TINY, reference=TINY.largest, speedup=1.0)
+    timed = atb.time_finalist({"arch": TINY.largest, "score": 0.5}, cfg)
+    assert timed["speedup"] == 1
+    assert timed["milliseconds"] == timed["limit_milliseconds"]
+
+
 def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, measured):
     run = ["--search", *flags, "--latency_archs", "3", "--speedup", "1e5", "--out", tmp_path]
     for _ in range(2):  # the second call measures nothing again
@@ -703,6 +733,23 @@ def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, measured)
             run_here(*run)
     assert len(measured) == 5
     assert not (tmp_path / "superplm").exists()
+
+
+@pytest.mark.parametrize("words, reason", [
+    ("--predict {whole} --init {whole} --arch 1-8-8-1-8", "--predict takes none"),
+    ("--latency --init {whole} --largest 2-16-16-2-16", "leave --largest out"),
+    ("--latency --restart --out {whole}", "would delete its SuperPLM; use --init"),
+])
+def test_flags_that_contradict_a_folder_are_refused(words, reason, whole):
+    with pytest.raises(UserError, match=reason):
+        run_here(*shlex.split(filled(words, whole=whole)))
+
+
+def test_flops_of_a_step_count_all_its_sub_models():
+    """M of them with batch-wise training, one without (Table 3)."""
+    counts = {variant: atb.step_flops(dataclasses.replace(TINY, variant=variant), None, True)
+              for variant in ("ebl", "sme")}
+    assert counts["ebl"] / counts["sme"] == pytest.approx(TINY.samples, rel=0.1)
 
 
 def test_describe(flags, capsys, measured):

@@ -30,7 +30,7 @@ class Config:
     program = "albert"
 
 
-def open_run(folder, action="search", reads=(), **settings):
+def open_run(folder, action="search", reads=None, **settings):
     return RunFolder(Config(str(folder), **settings), action, ALONE, reads=reads)
 
 
@@ -67,7 +67,7 @@ def test_a_run_of_another_version_is_refused(change, tmp_path):
 
 def test_files_that_come_or_go_are_other_data(tmp_path):
     data = tmp_path / "data"
-    begin = functools.partial(open_run, tmp_path / "run", reads=[data])
+    begin = functools.partial(open_run, tmp_path / "run", reads={"corpus": [data]})
     write(data / "a/1.txt", "1")
     write(data / "2.txt", "2")
     write(begin().folder / "checkpoint.pt", "")
@@ -84,6 +84,21 @@ def test_files_that_come_or_go_are_other_data(tmp_path):
     write(data / "a/3.txt", "")
     with pytest.raises(UserError, match="3.txt was not there"):
         begin()
+
+
+def test_a_phase_can_read_more_than_the_one_before(tmp_path):
+    """What one phase has read must be the same in the next ones."""
+    run = tmp_path / "run"
+    corpus = tmp_path / "corpus.txt"
+    glue = tmp_path / "glue.tsv"
+    write(corpus, "1")
+    write(glue, "1")
+    write(open_run(run).folder / "latency.json", "")
+    open_run(run, reads={"corpus": [corpus]})
+    open_run(run, reads={"corpus": [corpus], "glue": [glue]})
+    write(glue, "other")
+    with pytest.raises(UserError, match="glue.tsv has changed since"):
+        open_run(run, reads={"glue": [glue]})
 
 
 def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
