@@ -1392,7 +1392,7 @@ def run_search(cfg):
         if best in finalists or not cfg.no_weight_sharing:
             on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]),
                     (supernet.weights, None, ""), cfg, data.tokenizer)
-        finish_search(best, history, baselines, finalists, data, run)
+        finish_search(best, history, baselines, finalists, data, run, cfg)
         print_best(run, cfg)
 
 
@@ -1412,7 +1412,16 @@ def train_finalists(history, first, run, data, cfg):
     return finalists, {name: results[name] for name in baselines}
 
 
-def finish_search(best, history, baselines, finalists, data, run):
+def standard_error(scores, data, cfg):
+    """The standard error of a mean of scores, by the numbers of dev examples and masked tokens."""
+    masked = MASK_RATE * cfg.length * 512  # about the number that evaluate_language_model predicts
+    errors = [task.standard_error(scores[name]) if task
+              else math.sqrt(scores[name] * (1 - scores[name]) / masked)
+              for name, task in data.tasks.items()]
+    return math.hypot(*errors) / len(errors)
+
+
+def finish_search(best, history, baselines, finalists, data, run, cfg):
     """Write best.json and done.json. best: the line of a candidate. baselines: results of
     evaluate_candidate by name."""
     result = {key: best[key] for key in ("arch", "score", "scores", "id")}
@@ -1422,9 +1431,7 @@ def finish_search(best, history, baselines, finalists, data, run):
     result["finalists"] = [{"id": line["id"], "score": line["score"]} for line in finalists]
     result["majority"] = {name: task.majority_baseline if task else data.dev.commonest()
                           for name, task in data.tasks.items()}
-    errors = [task.standard_error(best["scores"][name])
-              for name, task in data.tasks.items() if task]
-    result["standard_error"] = math.hypot(*errors) / len(data.tasks)  # masked words: about 0
+    result["standard_error"] = standard_error(best["scores"], data, cfg)
     on_main(run.ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
     run.finish(result)
 
@@ -1445,8 +1452,8 @@ def print_plan(run, data, cfg):
     if cfg.finalists:
         last = cfg.finalists + len(baselines)
         seconds += math.ceil(last / processes) * (times * training + tuning)
-        phases.append(f"{cfg.finalists} finalists and the baselines {' and '.join(baselines)}, "
-                      f"{times} x {cfg.steps} steps each")
+        phases.append(f"the best {cfg.finalists} again and the baselines "
+                      f"{' and '.join(baselines)}, {times} x {cfg.steps} steps each")
     print0(run.ranks, f"plan: {', '.join(phases)}; about {duration(seconds)} with {processes} "
                       f"process{'es' * (processes > 1)}, {duration(training + tuning)} for a "
                       "candidate, as measured on the hybrid network")
@@ -1686,8 +1693,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
     network = prepare_model(model, ranks, cfg.compile)
     batches = (language_batch(data, data.train, *part) for step in range(begin, cfg.steps)
                for part in micro_batches(cfg, ranks, first, step))
-    if ranks.device.type == "cuda":  # on a CPU a second thread costs more time than it saves
-        batches = prefetch(batches)
+    batches = prefetch(batches, ranks.device)
     model.train()
     for step in range(begin, cfg.steps):
         lr = cfg.lr * schedule(step, cfg.steps, cfg.warmup)

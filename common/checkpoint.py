@@ -502,9 +502,9 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
         done = [name for name in unreported if paths[name].exists()]
         for name in sorted(done, key=lambda name: paths[name].stat().st_mtime_ns):
             unreported.remove(name)
+            bar.update()
             if report:
                 report(name, read_json(paths[name], dict))
-        bar.update(len(done))
 
     # a rank that is told to stop meets the others below, where they wait for it
     with progress(ranks, len(names), label) as bar:

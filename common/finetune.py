@@ -408,7 +408,8 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
         state |= checkpoint.restore()
     pace = Pace(Ranks(0, 1, device), cfg.save_minutes)
     log_at = evaluate_at or task.evaluation_steps()
-    batches = prefetch(send(batch, device) for batch in task.batches(key[0], state["step"]))
+    batches = (send(batch, device) for batch in task.batches(key[0], state["step"]))
+    batches = prefetch(batches, device)
     for step, batch in zip(range(state["step"], task.steps), batches):
         model.train()
         for group in optimizer.param_groups:
