@@ -76,7 +76,7 @@ class Config:
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
-    # D18: a SentencePiece unigram model; the paper does not say how words are cut.
+    # D18: the vocabulary is a SentencePiece unigram model; the paper names none.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_examples: int = 0  # training examples that are used; 0: all
     held_out: int = 0  # training examples, or pairs of --valid_text (0: all), to validate
@@ -94,7 +94,7 @@ class Config:
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
     image: int = 224  # width of an image in pixels [>= 1]
     patch: int = 16  # width of a patch [>= 1]
-    # D19: pairs with a sentence longer than --length are not trained on; the paper names no length.
+    # D19: pairs with a sentence longer than --length are left out; the paper names no length.
     length: int = 256  # tokens of a sentence with its end mark; M of the decoder [>= 2]
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
@@ -104,44 +104,44 @@ class Config:
     lr_start: float = 1e-6  # learning rate where the warm-up begins and the cosine ends, Sec. 6.2
     warmup: float = 976 / 140000  # fraction of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # of AdamW, Sec. 6.2
-    # D31: gradients are clipped, so that a query that linear attention divides by little does not
-    # spoil a step. The paper names no clipping; usual norms, 0.5 to 8 in the demos, are below 10.
+    # D31: gradients are clipped, because a small denominator of linear attention makes them large.
+    # The paper names no clipping. Usual norms, 0.5 to 8 in the demos, are below the limit.
     clip: float = 10.0  # largest norm of the gradients of a step; 0: no limit
     save_every: int = 1000  # steps between checkpoints [>= 1]
     save_minutes: float = 0  # minutes between additional checkpoints; 0: none
-    # D20*: crop, flip, turn, shear, shift, colours and erasing, as strong as the released code's,
-    # whose RandAugment has more operations. The paper mentions no augmentation.
+    # D20*: crop, flip, rotation, shear, shift, colours and erasing, as strong as in the released
+    # code, whose RandAugment has more operations. The paper mentions no augmentation.
     augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # crop, strength, jitter, erasing
     # search
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
     latency_limit: float = 0.0  # largest latency, in the unit of --cost; 0: 0.9 of the median
-    keep: int = 3  # most important features, searched in addition to the types; 0: all
+    keep: int = 3  # features that pruning keeps next to the types; 0, or --samples below 160: all
     generations: int = 30  # of the evolution, as many as HAT's [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
-    finalists: int = 10  # best-ranked architectures that are measured [>= 1]
+    finalists: int = 10  # measured architectures that keep the limit, in ranked order [>= 1]
     # evaluation
     beam: int = 4  # beams of a translation, Sec. 4.1.4 [>= 1]
 
 
 SMOOTHING = 0.1  # label smoothing, Sec. 6
 # D24: the last saves are averaged (Sec. 4.1.4) for images too; the paper may mean translation
-# alone. They cover 5 to 7% of the paper's steps, and 9 or 10% of the demos'. Means of three seeds
-# of the demos: for images 67.2% with the last weights, 67.0% averaged over 9% of the steps, 65.5%
-# over 45%; for translation 91.1, 91.9 (10%) and 90.8 BLEU (50%).
+# alone. With base they cover 5 to 7% of the steps, with demo 9 or 10%. Means of three seeds of the
+# demos: for images 67.2% with the last weights, 67.0% averaged over 9% of the steps, 65.5% over
+# 45%; for translation 91.1 BLEU with the last weights, 91.9 over 10%, 90.8 over 50%.
 AVERAGED = 10
 LENGTH_PENALTY = 0.6  # of beam search, Sec. 4.1.4
 MUTATION = 0.3  # the chance that a value of an architecture is drawn again, as in HAT
-# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) has two readings: of
-# architectures, and, as in the released code, of the timings of each. Both are done here.
+# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) can mean architectures or, as in
+# the released code, the timings of one architecture. Both are discarded here.
 DROPPED = 0.1
-PRUNES_FROM = 160  # samples; with fewer, importance would be judged by fewer than 32 sub-nets
+PRUNES_FROM = 160  # samples; a fifth of them, 32 sub-nets, measure the importance of features
 # D15: without --latency_limit the limit is this fraction of the samples' median latency. The paper
-# gives no limit; the released search for images has 15.06 ms.
+# gives no limit; the released search for images uses 15.06 ms.
 LIMIT_FRACTION = 0.9
-# D25*: the released code drops a latency whose timings have a standard deviation of 0.015 of their
-# mean or more. Here it is timed again, up to TIMED times in all, and the steadiest is kept.
+# D25*: the released code drops an architecture if the standard deviation of its timings is 1.5% of
+# their mean or more. Here it is timed again, up to TIMED times, and the steadiest mean is kept.
 UNSTEADY = 0.015
 TIMED = 3
 MEASURED = 40  # latencies measured for each finalist at most
@@ -192,8 +192,8 @@ IMAGE_PRESETS = {  # a sub-dictionary holds for one action
         warmup=1 / 12,
         steps=600,
         save_every=6),
-    # D10: the 64 images of Sec. 6.2 are those of one of 4 GPUs, as in the released code; the 4,400
-    # tokens of Sec. 6.1 are read as those of one of 8.
+    # D10: Sec. 6's batches are read as those of one GPU: 64 images on each of 4 GPUs, as in the
+    # released code, and 4,400 tokens on each of 8.
     "base": dict(batch=256, accumulate=4, search=dict(held_out=5000)),
 }
 IMAGE_PRESETS["long"] = dict(  # 257 tokens: linear attention can win
@@ -226,8 +226,8 @@ TEXT_PRESETS = {
         save_every=12,
         search=dict(save_every=100, held_out=300, samples=160)),
     # D16: settings that Sec. 6 does not list are RankNAS's: dropout of 0.3, and 50,000 steps of the
-    # super-net with 8,000 of warm-up. Missing are dropout on attention and behind ReLU (for images
-    # too), an early end of the super-net, 16 batches in a step and 800 epochs.
+    # super-net with 8,000 of warm-up. Left out are RankNAS's dropout on attention and after ReLU
+    # (for images too), its early end of the super-net, its 16 batches a step and its 800 epochs.
     "base": dict(
         layers=(6,),
         hidden=(768, 1024),
@@ -259,9 +259,9 @@ DRY_RUN = dict(
 
 # --- search space ---------
 
-# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, in self-attention alone:
-# in cross-attention a distance means nothing. "plain" has none; Table 5's vanilla
-# Transformer has this type.
+# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, but not in
+# cross-attention, where a distance means nothing. "plain" has none; it is the type of Table 5's
+# vanilla Transformer.
 TYPES = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # features that name a type of attention
 
@@ -304,8 +304,8 @@ def space_of(cfg):
     }
     if cfg.task == "wmt14":
         # Sec. 4.1.2 searches the types of the encoder alone, Table 1 those of the decoder too.
-        # So does the space "linear", cosFormer*'s, although Sec. 3.2.2 replaces "all Softmax":
-        # see D14.
+        # The decoder of the space "linear" (cosFormer*) has softmax too, although Sec. 3.2.2
+        # replaces "all Softmax" (D14).
         decoder_types = types if cfg.search_decoder else ("softmax",)
         space |= {
             "decoder_layers": cfg.decoder_layers,
@@ -318,6 +318,7 @@ def space_of(cfg):
             "cross_types": decoder_types,
         }
     for feature, choices in space.items():
+        space[feature] = tuple(dict.fromkeys(choices))  # a repeated value is one choice
         for choice in choices:
             arch = build_arch(space, lambda name, others, layer: (
                 choice if name == feature else min(others)))
@@ -419,10 +420,10 @@ def arch_text(arch):
 
 
 # The networks of Tables 3 to 5, which --arch takes by name. The lists of cosformer* for images are
-# published (in the released code). The others are made to the totals of Table 4 and the averages of
-# Table 3, whose "Enc Layer Num 3" is a misprint for 6; the text says which layers of mFormer are
-# linear (Sec. 4.4.2: 3, 7 and 11, Sec. 4.4.1: 2 and 4). All decoders see the last encoder layer
-# alone.
+# published (in the released code). The other lists are ours. They have the totals of Table 4 and
+# the averages of Table 3, where "Enc Layer Num 3" is a misprint for 6, and they agree with the
+# text: mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or 2 and 4 (Sec. 4.4.1) are linear, its first
+# decoder layer has more heads than cosFormer*'s, and all decoders see the last encoder layer alone.
 SOFTMAX = ("softmax",)
 LINEAR = ("linear",)
 PLAIN = ("plain",)
@@ -468,9 +469,9 @@ PUBLISHED = {
             (4, 4),
             (1, 1),
             2 * SOFTMAX),
-        # D14: cosFormer*'s decoder is read as softmax, since by Sec. 8 a linear one has 0 BLEU,
-        # where it has 3.05, and since Table 5 gives the same network with softmax alone 0.02 GFLOPs
-        # more, as six layers do and ten do not.
+        # D14: cosFormer*'s decoder has softmax. It has 3.05 BLEU, and a linear decoder 0 (Sec. 8).
+        # In Table 5 "all Softmax" adds 0.02 GFLOPs, which fits the six linear layers of an encoder,
+        # but not four more in the decoder.
         "cosformer*": Arch(
             6,
             1024,
@@ -480,7 +481,7 @@ PUBLISHED = {
             2,
             1024,
             (4096, 4096),
-            (16, 4),
+            (4, 16),
             2 * SOFTMAX,
             (8, 4),
             (1, 1),
@@ -525,8 +526,8 @@ def parse_arch(text, cfg):
     published = PUBLISHED[cfg.task]
     name, _, attn_type = text.partition("-")
     if name in published and attn_type in ("", "linear", "softmax"):
-        # D13: Sec. 4.5 does not say where "all" is. "All linear" is read as all layers of the
-        # encoder, "all softmax" as every attention.
+        # D13: Sec. 4.5 does not say which attention "all" means. Here "all linear" is all layers of
+        # the encoder, "all softmax" every attention.
         parts = {"": (), "linear": PARTS[:1], "softmax": PARTS}[attn_type]
         text = arch_text(retype(published[name], attn_type, parts))
     values = {}
@@ -549,11 +550,11 @@ def parse_arch(text, cfg):
 # --- model ----------------
 # A super-net is a model that is called with an architecture: every module slices the
 # leading rows and columns of its weights that a call needs.
-# D3*: of queries, keys and values each; the released code takes thirds of one matrix.
+# D3*: queries, keys and values are sliced separately; the released code slices their joint matrix.
 
-# D30*: the least denominator of linear attention is FLOOR for each visible key. The released code
-# has 1e-3 (cosFormer's 1e-6) for a whole sequence: the gradient of a query grows like the inverse
-# of its size, and such a floor bounds it less the longer the sequence is.
+# D30*: the least denominator of linear attention is FLOOR times the number of visible keys. In the
+# released code it is 1e-3 for any number (in cosFormer's 1e-6). The gradient of a query grows with
+# the inverse of the denominator; a floor that ignores the length bounds it less in long sequences.
 FLOOR = 1e-3
 
 
@@ -609,10 +610,11 @@ def linear_attention(q, k, v, cosines, mask=None):
     q, k, v (B, N, T, D); mask (B, T), True where there is no padding. -> (B, N, T, D)
     """
     # D1*: padding stays out of both sums, and M is the true length. cosFormer's code takes the
-    # padded one, so that the output of a sentence depends on its batch. In cross-attention M is the
-    # source's length on both sides; a longer target stays at its end. In causal attention M is
-    # --length, since a prefix must not know where its sentence ends: at 256, for sentences of 30,
-    # no cosine is below 0.984, so that Eq. 3's re-weighting has little effect there.
+    # padded length, so that the output of a sentence depends on its batch. In cross-attention M is
+    # the source's length on both sides; target tokens after it have the position of its end. In
+    # causal attention M is --length, since a prefix must not know where its sentence ends. So
+    # Eq. 3's re-weighting has little effect there: with M = 256 no cosine of a sentence of 30
+    # tokens is below 0.984.
     return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
 
 
@@ -644,8 +646,8 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D12: Xavier's bound, of the widest network and of each block, and factors that give
-        # patches, class token and positions similar sizes. The paper names no initialisation.
+        # D12: Xavier's uniform bound for the widest network, one for each block. ImageModel scales
+        # patches, class token and positions to similar sizes. The paper names no initialisation.
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
@@ -716,8 +718,8 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A layer of the encoder: attention and a ReLU network, each with LayerNorm before it and a
     residual around it. (B, T, H) -> the same."""
-    # D23: the paper names neither the place of the norms nor the pooling; LayerNorm in front and
-    # the mean of the patches are the released code's.
+    # D23: LayerNorm stands before each part, and the mean of the patches is classified, as in the
+    # released code. The paper names neither.
 
     def __init__(self, attention, width, ffn, cfg):
         super().__init__()
@@ -730,7 +732,7 @@ class Layer(nn.Module):
 
     def residual(self, x, change):
         """x plus the output of a part of the layer after dropout."""
-        # D11*: dropout is not scaled by the sampled width, as HAT's and RankNAS's is.
+        # D11*: dropout is the same for all sampled widths; HAT and RankNAS scale it by the width.
         return x + F.dropout(change, self.cfg.dropout, self.training)
 
     def feed_forward(self, x, ffn):
@@ -771,8 +773,9 @@ class ImageModel(nn.Module):
         super().__init__()
         self.arch = arch
         self.cfg = cfg
-        # D4: 14 x 14 patches and the class token are 197 tokens; the 256 of Sec. 4.1.3 contradict
-        # them.
+        # D4: as in the released code, images are enlarged to 224 pixels, and one convolution, a
+        # linear map of patches of 16 x 16, gives 14 x 14 tokens, 197 with the class token. Sec.
+        # 4.1.3 mentions "convolutional layers", and 256 elements, which contradicts 14 x 14.
         self.tokens = (cfg.image // cfg.patch) ** 2 + 1
         width = arch.hidden
         self.patches = Linear(3 * cfg.patch ** 2, width)
@@ -794,9 +797,8 @@ class ImageModel(nn.Module):
         x = torch.cat([token, self.patches(patches, width)], dim=1)  # (B, T, H)
         x = x * math.sqrt(width) + self.position_embedding[:, :width]
         x = F.dropout(x, self.cfg.dropout, self.training)
-        # D22: positions, of the cosine and relative ones, count along the rows of patches behind
-        # the class token, as in the released code; a patch is as far from the one below it as from
-        # one 14 to its right.
+        # D22: positions of the cosine and relative positions count the class token and then the
+        # patches, row by row, as in the released code. So the patch below is 14 positions away.
         cosines = cosines_at(torch.arange(self.tokens, device=x.device), self.tokens)
         x = self.layers(x, arch, cosines)[-1]
         return self.head(self.norm(x)[:, 1:].mean(1), 10)
@@ -857,11 +859,11 @@ WORST = 1e9  # the loss of a sub-net that has diverged, since infinity is no JSO
 
 
 def features_of(arch, space):
-    """The inputs of a ranker, {feature with a choice: numbers}.
+    """The inputs of a ranker, {feature with several choices: numbers}.
 
     A number is a fraction of the largest choice, or 1.0 for linear attention. A feature by layer
-    has the mean, then each layer, and the mean again up to the greatest depth, so that a width does
-    not tell the depth.
+    has the mean, then the value of each layer, and the mean again for each missing layer up to the
+    greatest depth, so that the other numbers do not depend on the depth.
     """
     features = {}
     for name, choices in space.items():
@@ -895,11 +897,12 @@ def agreement(predicted, wanted):
 
 
 class Ranker:
-    """A binary classifier of pairs of architectures (Sec. 3.1.2): P(a has the greater value than b)
-    = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures;
-    10% choose when to stop; the last 10% are held out: they give Kendall's tau and the accuracy on
-    pairs."""
-    # D6*: in the released code boosted trees regress, and importance is a feature's |tau|.
+    """A binary classifier of pairs of architectures (Sec. 3.1.2): P(a has a greater value than b)
+    = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures.
+    10% choose when to stop. The last 10% are held out for Kendall's tau and the accuracy on pairs.
+    """
+    # D6*: the released ranker is a regression by boosted trees, and the importance of a feature is
+    # its own |tau| with the values.
 
     def __init__(self, space, archs, values, seed=0, steps=400):
         generator = torch.Generator().manual_seed(seed)
@@ -977,12 +980,11 @@ class Ranker:
 
 def prune(space, importances, samples, keep):
     """Sec. 3.1.2, pruning: the space in which only `keep` features are searched (0: all). samples:
-    (loss, architecture) of those within the latency limit."""
-    # D7: the paper does not say how. `keep` features are searched: the first ones by importance for
-    # the loss and for the latency, alternating; and the attention types in addition, whatever their
-    # importance. All others get their commonest value in the better tenth of the samples. CIFAR-10
-    # keeps 3 of its 5 features (the paper 5), translation 7: as many as are in the two top fives of
-    # Sec. 7.1.
+    (loss, architecture) of the sub-nets within the latency limit."""
+    # D7: the paper does not say how. Here `keep` features are searched, taken alternately from the
+    # lists by importance for the loss and for the latency. The attention types are always searched.
+    # Other features get their commonest value in the better tenth of the samples. CIFAR-10 keeps 3
+    # of its 5 features (the paper 5), translation 7, as many as are in the two lists of Sec. 7.1.
     if not keep:
         return space
     alternating = dict.fromkeys(name for names in zip(*importances) for name in names)
@@ -1010,8 +1012,8 @@ def latency_window(rank_scores, latencies, limit):
 
 
 def evolve(space, fitness, allowed, cfg):
-    """{architecture: fitness, lower is better} of all that the evolution scores. It ends early
-    after a generation without new architectures.
+    """{architecture: fitness, lower is better} of all architectures that the evolution scores. It
+    ends early after a generation without new architectures.
 
     fitness: architectures -> numbers. allowed: architecture -> bool.
     """
@@ -1188,8 +1190,8 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
     processes share the losses. They share the latencies on GPUs alone: on one machine's CPU
     processes slow each other down, so the first one measures them all.
     """
-    # D21: Sec. 3.2.2 collects losses and latencies separately, the released code of 2,000 sub-nets
-    # each; here both are of the same sub-nets.
+    # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
+    # separately, the released code on 2,000 sub-nets each.
     path = run.folder / "history.jsonl"
     history = on_main(ranks, open_history, path)
     lines = [line for line in history if line["round"] == round_name]
@@ -1250,7 +1252,10 @@ def check_limit(space, cfg, device):
 
 
 def repeat_latencies(samples, cfg, device):
-    """Kendall's tau between the latencies of the first samples and a second measurement."""
+    """Kendall's tau between the latencies of the first samples and a second measurement. FLOPs
+    always agree."""
+    if cfg.cost == "flops":
+        return 1.0
     chosen = samples[:REPEATED]
     again = [measure_latency(parse_arch(line["arch"], cfg), cfg, device)[0] for line in chosen]
     return agreement([line["scores"]["latency"] for line in chosen], again)[0]
@@ -1268,7 +1273,7 @@ def draw_samples(space, cfg):
 
 def winner(history, limit):
     """The history line with the best loss within the limit."""
-    # D9: the best-ranked architectures are measured, and measurements decide, not the ranker.
+    # D9: the winner is chosen by measurements of the best-ranked architectures, not by the rankers.
     within = [line for line in history if line["scores"]["latency"] <= limit]
     return max(within, key=lambda line: line["score"])
 
@@ -1288,9 +1293,7 @@ def search(cfg):
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         measured = (supernet.eval(), data, cfg, ranks, run)
         samples = measure_archs(draw_samples(space, cfg), "sample", *measured)
-        repeated = None
-        if cfg.cost != "flops":
-            repeated = on_main(ranks, repeat_latencies, samples, cfg, ranks.device)
+        repeated = on_main(ranks, repeat_latencies, samples, cfg, ranks.device)
         ranked, learned = rank_and_evolve(space, samples, cfg)
         # The latency ranker errs, and the evolution prefers architectures that it predicts too
         # fast. So the best-ranked ones are measured, in order, until enough keep the limit.
@@ -1322,7 +1325,7 @@ def print_summary(run, ranks, cfg):
         if ranker["tau"] < WEAK:
             print0(ranks, f"warning: the {name} ranker orders held-out sub-nets hardly better than "
                           "chance; give it more --samples, or the super-net more --steps")
-    if (result["latency_tau"] or 1.0) < AGREED:
+    if result["latency_tau"] < AGREED:
         print0(ranks, f"warning: latencies that were measured twice disagree (Kendall's tau "
                       f"{result['latency_tau']:.3f}); use an idle machine, more --latency_runs, "
                       "or --cost flops")
@@ -1355,9 +1358,9 @@ def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
 def learning_rate(step, cfg):
     """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's
     inverse square root."""
-    # D17: fairseq's cosine ends at 1e-6, which Sec. 6.2 lists as lr; at the listed minimum of 1e-7
-    # fairseq would stop training. Of Sec. 6.1 neither the minimum, 1e-9, is ever reached nor has
-    # "max lr: 1" a meaning next to lr 7e-4.
+    # D17: Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends, and a minimum of 1e-7, where fairseq
+    # would stop training: the cosine ends at 1e-6. Sec. 6.1's minimum, 1e-9, is never reached, and
+    # its "max lr: 1" contradicts lr 7e-4: both are ignored.
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
@@ -1519,7 +1522,7 @@ class Translator(nn.Module):
             raise UserError(f"--length {self.cfg.length}: an input has {end} tokens; raise it")
         positions = torch.arange(first, end, device=ids.device)
         x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
-        # D27*: sinusoids of the sampled width; HAT's are the leading columns of the widest ones.
+        # D27*: sinusoids are made for the sampled width; HAT slices those of the widest network.
         x = x + sinusoids(positions, width).to(x.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
@@ -1532,7 +1535,7 @@ class Translator(nn.Module):
         mask = positions < lengths.clamp(min=1)[:, None]  # (B, S)
         cosines = cosines_at(positions, lengths)
         states = self.layers(self.embed(source, arch.hidden), arch, cosines, mask)
-        # D28: one LayerNorm for all connected layers; the paper names none.
+        # D28: all connected layers share one LayerNorm; the paper names none.
         states = [self.norm(x) for x in states[-max(arch.connect):]]
         return [layer.remember(states, lengths, cosines, mask, arch)
                 for layer in self.decoder_layers[:arch.decoder_layers]]
@@ -1569,7 +1572,7 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
     worst = float("-inf")
     memories = model.encode(source, lengths)
     caches = [[] for _ in memories]
-    # D26: the paper names no limit; here it is 1.5 S + 10 tokens, and `longest` at most.
+    # D26: a translation has at most 1.5 S + 10 tokens, or `longest`; the paper names no limit.
     limits = (lengths + lengths // 2 + 10).clamp(max=longest)
     with torch.device(source.device):
         sentences = torch.arange(B)[:, None]
@@ -1687,7 +1690,7 @@ def evaluate_translations(model, data, cfg):
     translations = data.translate(sources, functools.partial(
         beam_search, model, longest=cfg.length - 1, bos=ids.bos_id, eos=ids.eos_id,
         barred=(ids.pad_id, ids.bos_id), beam=cfg.beam))
-    # D29: the paper names no tokenization for BLEU; here it is 13a, of plain text.
+    # D29: BLEU is of plain text in 13a tokens; the paper names no tokenization.
     return {
         "bleu": corpus_bleu(translations, references),
         "examples": len(translations),
@@ -1738,8 +1741,8 @@ def update_average(average, model, step, cfg):
 
 def train_network(model, data, cfg, ranks, run, space=None):
     """Train a network, or with a space its super-net, one random sub-net a step. At the end
-    checkpoint.pt has the model alone: of a network the average of the last saved (Sec. 4.1.4). The
-    host waits for a GPU in every 50th step, where it logs and where it saves."""
+    checkpoint.pt has the model alone; for a network it is the average of the last saves (Sec.
+    4.1.4). The host waits for a GPU only in every 50th step and where it logs or saves."""
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
     if checkpoint.restore().get("trained"):
         return
@@ -1958,7 +1961,7 @@ def presets_of(argv):
     path = Path(flags.init, "config.json")
     task = flags.task
     if flags.init and not task and path.is_file():
-        task = read_json(path, dict)["settings"].get("task")
+        task = read_json(path, dict).get("settings", {}).get("task")
     if task not in PRESETS:  # refused later
         task = Config.task
     presets = {name: {**preset, "task": task} for name, preset in PRESETS[task].items()}

@@ -55,8 +55,9 @@ def load_cifar10(folder, split):
 # --- batches -------------------------------------------------------------------------------------
 
 class Pictures:
-    """CIFAR-10 for training: the images as bytes on the device, --held_out of them for validation
-    losses, and an endless stream of batches, each a function of its number and the seed."""
+    """CIFAR-10: the training images as bytes on the device, --held_out of them for validation
+    losses, an endless stream of batches, each a function of its number and the seed, and the test
+    images."""
     unit = "images"
 
     def __init__(self, cfg, ranks, folder, training=True):
@@ -74,8 +75,8 @@ class Pictures:
         used = order[cfg.held_out:][:cfg.train_examples or None]
         self.size = cfg.batch // cfg.accumulate
         if len(used) < self.size:
-            raise UserError(f"--batch {cfg.batch}: {len(used)} training images are fewer than a "
-                            f"micro-batch of {self.size}")
+            raise UserError(f"--batch {cfg.batch}: a micro-batch has {self.size} images; without "
+                            f"the {len(held)} of --held_out there are {len(used)} to train on")
         self.images = images[used].to(self.device)
         self.labels = labels[used].to(self.device)
         self.held = images[held], labels[held]
@@ -148,20 +149,19 @@ def resample(images, theta, size):
 
 
 def plain_images(images, cfg):
-    """Images for evaluation. Enlarged ones lose their rim (resized to 256, the middle 224 of
-    it)."""
+    """Images for evaluation. An enlarged image loses its rim: it is resized to 256 pixels, and the
+    middle 224 are taken."""
     zoom = 224 / 256 if cfg.image > 32 else 1.0
     theta = torch.tensor([[zoom, 0, 0], [0, zoom, 0]], device=images.device)
     return normal_pixels(resample(images, theta.expand(len(images), -1, -1), cfg.image))
 
 
 def augment(images, cfg, generator=None):
-    """Images for training: crop, flip, turn, shear, shift in one resampling; colours; an erased
-    box. (B, 3, 32, 32) uint8 -> (B, 3, I, I). generator: draws everything, on the CPU, so that a
-    GPU sees the same images; default: torch's own
+    """Images for training: crop, flip, rotation, shear and shift in one resampling; colours; an
+    erased box. (B, 3, 32, 32) uint8 -> (B, 3, I, I). generator: draws everything, on the CPU, so
+    that a GPU sees the same images; default: torch's own
 
-    The strength is that of mFormer's released code, whose RandAugment has more operations; the
-    paper mentions none.
+    mformer.py's D20 says how it differs from the released code.
     """
     smallest, magnitude, jitter, erasing = cfg.augment
     strength = magnitude / 10

@@ -7,7 +7,7 @@ of about equally many tokens, and BLEU.
     for index in range(start, stop):              # an endless stream: resuming needs the index only
         examples = batches.batch(index, seed=0)   # their numbers
         source, lengths = pad(text.ids(0, examples), tokenizer.pad_id)
-    corpus_bleu(hypotheses, references)           # percent; what sacrebleu prints of raw text
+    corpus_bleu(hypotheses, references)           # percent, as sacrebleu computes it of raw text
 """
 import functools
 import math
@@ -82,7 +82,7 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest):
     meta = Path(folder) / "meta.json"
     if not meta.exists() or read_json(meta) != made_from:
         meta.parent.mkdir(parents=True, exist_ok=True)
-        meta.unlink(missing_ok=True)  # it is never next to other arrays than its own
+        meta.unlink(missing_ok=True)  # it is never next to arrays of other text
         sides = [encode_lines(side, tokenizer) for side in read_pairs(prefix, endings)]
         kept = [pair for pair in zip(*sides) if all(1 <= len(ids) <= longest for ids in pair)]
         if not kept:
@@ -140,18 +140,19 @@ class TokenBatches:
 def pad(sequences, pad_id, before=(), after=()):
     """(ids (B, T), lengths (B,)) of arrays of ids, each between `before` and `after`, padded with
     pad_id."""
-    rows = [np.concatenate([before, ids, after]).astype(np.int64) for ids in sequences]
-    rows = [torch.from_numpy(row) for row in rows]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
-    return ids, torch.tensor([len(row) for row in rows])
+    sequences = [
+        torch.from_numpy(np.concatenate([before, ids, after]).astype(np.int64))
+        for ids in sequences]
+    ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=pad_id)
+    return ids, torch.tensor([len(sequence) for sequence in sequences])
 
 
 class Translations:
     """The data of a run on --train_text and --valid_text, all of it kept in the run folder.
 
-    The joint vocabulary; for training an endless stream of batches, each a function of its number
-    and the seed, and held-out pairs for validation losses: those of --valid_text, or --held_out of
-    the training text.
+    It has the joint vocabulary and, for training, an endless stream of batches, each a function of
+    its number and the seed, and held-out pairs for validation losses: pairs of --valid_text, or
+    --held_out pairs of the training text.
     """
     unit = "tokens"
 
@@ -184,18 +185,18 @@ class Translations:
             self.held_text = self.text
             held = used[:cfg.held_out]
             used = used[cfg.held_out:]
-        self.rows = used[:cfg.train_examples or None]
-        if not len(self.rows):
+        self.examples = used[:cfg.train_examples or None]
+        if not len(self.examples):
             raise UserError(f"--held_out {cfg.held_out}: none of {len(self.text)} pairs is left to "
                             "train on")
-        lengths = self.text.longest_side()[self.rows] + 1
+        lengths = self.text.longest_side()[self.examples] + 1
         self.stream = TokenBatches(lengths, cfg.batch // cfg.accumulate)
         self.held = held[self.held_text.longest_side()[held].argsort(kind="stable")]
         self.set_aside = len(held)
 
     def make_tokenizer(self):
-        """The joint vocabulary in the run folder: that of --tokenizer (with --init its own), or
-        trained on both sides of the training text."""
+        """Make the joint vocabulary in the run folder: a copy of --tokenizer (with --init the copy
+        of that run), or trained on both sides of the training text."""
         cfg = self.cfg
         target = self.folder / "spiece.model"
         if target.exists():
@@ -233,7 +234,8 @@ class Translations:
 
     def batch(self, number):
         """The tensors of micro-batch `number` of the stream of epochs."""
-        return self.pairs(self.text, self.rows[self.stream.batch(number, self.cfg.seed)])
+        examples = self.stream.batch(number, self.cfg.seed)
+        return self.pairs(self.text, self.examples[examples])
 
     @functools.cache
     def held_batches(self):

@@ -174,6 +174,7 @@ INIT = [
     init("albert", "torch.int8", words(torch.Tensor.char)),
     init("albert", "of --init has 7", words(lambda _: torch.zeros(7, 3))),
     init("albert", "no run folder of albert.py", entries("config.json", program="mformer")),
+    ("mformer --evaluate --init {here}", "no run folder of mformer.py", put("config.json", "{}")),
     (TUNED.replace("{albert}", "{tuned}"), "name one of its models"),
     (HF, "safetensors", copy("hf", edit("model.safetensors", half))),
     (HF, "pytorch_model.bin",

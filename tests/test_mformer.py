@@ -5,6 +5,7 @@ import math
 import random
 import shlex
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -233,6 +234,19 @@ def test_architectures_of_tables_3_and_4(task):
             round(mean, 2 if number % 1 else None) for mean, number in zip(means, printed)]
 
 
+def test_decoders_agree_with_section_4_4_1():
+    """No feature of mFormer's decoder is larger than in the other networks, except the heads of the
+    first layer, which are fewer in cosFormer*."""
+    archs = mf.PUBLISHED["wmt14"]
+    mformer = archs["mformer"]
+    for other in ("transformer*", "cosformer*"):
+        for feature in ("decoder_layers", "decoder_ffn", "decoder_heads", "cross_heads"):
+            pairs = zip(mf.values_of(mformer, feature), mf.values_of(archs[other], feature))
+            larger = [ours > theirs for ours, theirs in pairs]
+            exception = (other, feature) == ("cosformer*", "decoder_heads")
+            assert larger == [exception] + [False] * (len(larger) - 1)
+
+
 def test_the_whole_transformer_big():
     whole = 176_357_376 + 32_768 * 1024 + 4 * 1024  # layers, one embedding, the two last norms
     arch = mf.PUBLISHED["wmt14"]["transformer"]
@@ -263,6 +277,11 @@ def test_spaces_are_tables_1_and_2():
     linear = mf.space_of(dataclasses.replace(TEXT, space="linear"))
     assert linear["types"] == ("linear",)
     assert linear["decoder_types"] == ("softmax",)  # D14
+
+
+def test_a_repeated_value_is_one_choice():
+    """With two of them draw_samples would wait for more architectures than there are."""
+    assert mf.space_of(dataclasses.replace(IMAGES, ffn=(32, 48, 32)))["ffn"] == (32, 48)
 
 
 # --- models ---
@@ -775,13 +794,13 @@ def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
         batch=400,
         held_out=20)
     data = Translations(cfg, CPU, tmp_path)
-    assert sorted([*data.rows, *data.held]) == [*range(40)]
+    assert sorted([*data.examples, *data.held]) == [*range(40)]
     *_, decoder_input, labels = data.pairs(data.text, [0])
     (ids,) = data.text.ids(1, [0])
     assert decoder_input[0].tolist() == [data.tokenizer.bos_id, *ids]
     assert labels[0].tolist() == [*ids, data.tokenizer.eos_id]
     cfg.valid_text = text
-    assert len(Translations(cfg, CPU, tmp_path).rows) == 40
+    assert len(Translations(cfg, CPU, tmp_path).examples) == 40
 
 
 # --- whole runs ---
@@ -879,3 +898,27 @@ def test_repeated_latencies_agree_or_not(monkeypatch):
         times = iter(again)
         monkeypatch.setattr(mf, "measure_latency", lambda *_: (next(times), 0.0))
         assert mf.repeat_latencies(lines, IMAGES, "cpu") == pytest.approx(expected)
+    flops = dataclasses.replace(IMAGES, cost="flops")
+    assert mf.repeat_latencies(lines, flops, "cpu") == 1.0
+
+
+def test_latencies_that_disagree_are_reported(capsys):
+    scores = {"loss": 1.0, "latency": 1.0, "spread": 0.0}
+    result = {
+        "rankers": {},
+        "latency_tau": 0.0,
+        "finalists": [],
+        "finalists_measured": 0,
+        "architectures": 1.0,
+        "architectures_pruned": 1.0,
+        "round": "sample",
+        "scores": scores,
+        "latency_limit": 1.0,
+        "arch": mf.arch_text(ARCH),
+    }
+    run = SimpleNamespace(
+        finished=result,
+        folder=Path("run"),
+        print_result=lambda *words, **same: None)
+    mf.print_summary(run, CPU, IMAGES)
+    assert "measured twice disagree" in capsys.readouterr().out
