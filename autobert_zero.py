@@ -1446,7 +1446,7 @@ def print_plan(run, data, cfg):
     step, tuning = measure_seconds(baselines["hybrid"], data, cfg)
     training = step * cfg.steps
     seconds = sum(math.ceil(size / processes) for size in sizes) * (training + tuning)
-    phases = [f"{sum(sizes)} candidates in {len(sizes)} rounds"]
+    phases = [f"{sum(sizes)} candidates in {len(sizes)} round(s)"]
     if cfg.warm_times and not cfg.init:
         seconds += cfg.warm_times * training
         phases.insert(0, f"a warm start of {cfg.warm_times} x {cfg.steps} steps")
@@ -1456,8 +1456,8 @@ def print_plan(run, data, cfg):
         phases.append(f"the best {cfg.finalists} again and the baselines "
                       f"{' and '.join(baselines)}, {times} x {cfg.steps} steps each")
     print0(run.ranks, f"plan: {', '.join(phases)}; about {duration(seconds)} with {processes} "
-                      f"process{'es' * (processes > 1)}, {duration(training + tuning)} for a "
-                      "candidate, as measured on the hybrid network")
+                      f"process(es), {duration(training + tuning)} for a candidate, as measured on "
+                      "the hybrid network")
     print0(run.ranks, "a line for each candidate: number, score and its parts in percent, "
                       "seconds, layers (att5: an attention of 5 operations); * best so far")
 
