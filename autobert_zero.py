@@ -1443,7 +1443,8 @@ def print_plan(run, data, cfg):
     baselines = hand_designed(cfg.layers)
     times = cfg.finalist_times
     processes = run.ranks.size
-    step, tuning = measure_seconds(baselines["hybrid"], data, cfg)
+    with torch.random.fork_rng():  # the other processes draw nothing here
+        step, tuning = measure_seconds(baselines["hybrid"], data, cfg)
     training = step * cfg.steps
     seconds = sum(math.ceil(size / processes) for size in sizes) * (training + tuning)
     phases = [f"{sum(sizes)} candidates in {len(sizes)} round(s)"]
