@@ -119,7 +119,7 @@ class Config:
     action = ""
     program = "autobert_zero"
     models = "init", "tokenizer"
-    writes = ("round-*", "warm-start", "baselines", "finalists", "CoLA", "MRPC", "STS-B", "SST-2",
+    writes = ("round-*", "warm-start", "finalists", "CoLA", "MRPC", "STS-B", "SST-2",
               "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?")
 
 
@@ -1289,16 +1289,38 @@ def score_tasks(model, arch, data, cfg, path):
     return scores
 
 
-def evaluate_all(archs, number, supernet, run, name, label, data, cfg):
+def evaluate_all(archs, number, supernet, run, name, label, data, cfg, best=0.0):
     """evaluate_candidate's results for {id: architecture}, in this order, shared out over the
-    processes. The folder NAME of the run keeps them, and the weights ID.pt."""
+    processes, the largest network first. The folder NAME of the run keeps them, and the weights
+    ID.pt. Prints a line for each; best: the score from which on it is marked."""
     folder = run.folder / name
 
     def evaluate(key):
         path = folder / str(key)
         return evaluate_candidate(archs[key], number, supernet, data, cfg, path)
 
-    return share_out(run.ranks, list(archs), folder, label, evaluate)
+    def operations(key):
+        return sum(1 if isinstance(layer, int) else len(layer) for layer in archs[key])
+
+    def report(key, result):
+        nonlocal best
+        mark = "*" if result["score"] > best else " "
+        best = max(best, result["score"])
+        scores = {shown_name(name, cfg): score for name, score in result["scores"].items()}
+        parts = result["diverged"] or percent(scores)
+        print0(run.ranks, f"{mark} {key:>9}  {100 * result['score']:5.2f}  {parts}  "
+                          f"{result['seconds']:.0f} s  {short_form(archs[key])}")
+        run.log("candidate", number, job=f"{name}/{key}", arch=arch_text(archs[key]),
+                score=result["score"], scores=result["scores"], diverged=result["diverged"])
+
+    return share_out(run.ranks, list(archs), folder, label, evaluate, operations, report)
+
+
+def short_form(arch):
+    """The kinds of the layers: conv3 att5 stands for a convolution with kernel 3 and an attention
+    of 5 operations."""
+    return " ".join(f"conv{layer}" if isinstance(layer, int) else f"att{len(layer)}"
+                    for layer in arch)
 
 
 def write_history(run, number, history):
@@ -1319,10 +1341,11 @@ def search(supernet, run, data, cfg):
     on_main(run.ranks, write_history, run, number - 1, history)
     for number in range(number, len(sizes)):
         folder = f"round-{number}"
-        label = f"round {number + 1}/{len(sizes)}, best so far {100 * best:.2f}"
+        label = f"search, round {number + 1} of {len(sizes)}"
         proposals = propose(history, number, cfg)  # lines 1, 4 to 7
         archs = {len(history) + index: arch for index, (_, arch) in enumerate(proposals)}
-        results = evaluate_all(archs, number, supernet, run, folder, label, data, cfg)  # 2, 8, 9
+        results = evaluate_all(archs, number, supernet, run, folder, label, data, cfg,
+                               best)  # lines 2, 8, 9
         lines = []
         for (parent, arch), key, result in zip(proposals, archs, results):
             names = {"id": key, "round": number, "parent": parent, "arch": arch_text(arch)}
@@ -1340,24 +1363,21 @@ def search(supernet, run, data, cfg):
     return history
 
 
-HYBRID = "hybrid: conv3 and BERT's attention, alternating"
-
-
 def hand_designed(layers):
-    """{name: architecture} of the baselines that a search has to beat."""
+    """{name: architecture} of the baselines that a search has to beat. The hybrid alternates
+    between conv3 and BERT's attention."""
     alternating = ("conv3", BERT_ATTENTION) * layers
     return {
         "BERT": parse_arch(" | ".join([BERT_ATTENTION] * layers)),
-        "convolutions": (3,) * layers,
-        HYBRID: parse_arch(" | ".join(alternating[:layers])),
+        "hybrid": parse_arch(" | ".join(alternating[:layers])),
     }
 
 
 def train_again(name, archs, times, first, run, data, cfg):
-    """evaluate_candidate's results for a list of architectures, each trained from the super-net
+    """{id: evaluate_candidate's result} for {id: architecture}, each trained from the super-net
     `first` for `times` a candidate's steps."""
     cfg = dataclasses.replace(cfg, steps=times * cfg.steps)
-    return evaluate_all(dict(enumerate(archs)), 0, first, run, name, name, data, cfg)
+    return dict(zip(archs, evaluate_all(archs, 0, first, run, name, name, data, cfg)))
 
 
 def first_super_net(source, run, data, cfg):
@@ -1373,13 +1393,13 @@ def first_super_net(source, run, data, cfg):
         # D40: a warm start. The embeddings, FFNs, norms and heads are those of the hand-designed
         # network that learns soonest, after --warm_times x --steps steps; convolutions and
         # attentions stay random. A candidate's few steps then show what its mixers are good for
-        archs = [hand_designed(cfg.layers)[HYBRID]]
+        archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
         words = dataclasses.replace(data, tasks={"MLM": None})
-        result, = train_again("warm-start", archs, cfg.warm_times, first, run, words, cfg)
+        result = train_again("warm-start", archs, cfg.warm_times, first, run, words, cfg)["hybrid"]
         if result["diverged"]:
             raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
                             "lower --lr, --restart")
-        first.take_rest(load_file(run.folder / "warm-start" / "0.pt"))
+        first.take_rest(load_file(run.folder / "warm-start" / "hybrid.pt"))
     return first
 
 
@@ -1390,71 +1410,166 @@ def run_search(cfg):
         if run.finished:
             return print_best(run, cfg)
         data.tasks = open_proxies(cfg, data)
+        on_main(ranks, print_plan, run, data, cfg)
         first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first)
         history = search(supernet, run, data, cfg)
         if not ranked(history):
             raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
-        baselines = {}
-        finalists = []
-        if cfg.finalists:
-            alone = cfg.finalist_times, first, run, data, cfg
-            networks = hand_designed(cfg.layers)
-            results = train_again("baselines", networks.values(), *alone)
-            baselines = {name: result["score"] for name, result in zip(networks, results)}
-            # D37: the best candidates are trained once more, alone and from `first`. A candidate's
-            # score depends on the age of the super-net that it started from, and the best of many
-            # noisy scores is in part luck. The paper returns the best candidate (Alg. 1, line 13)
-            lines = ranked(history)[:cfg.finalists]
-            archs = [parse_arch(line["arch"]) for line in lines]
-            results = train_again("finalists", archs, *alone)
-            finalists = [{**line, **result} for line, result in zip(lines, results)]
+        finalists, baselines = train_finalists(history, first, run, data, cfg)
         best = (ranked(finalists) or ranked(history))[0]
         if best in finalists:
-            number = finalists.index(best)
-            weights = load_file(run.folder / "finalists" / f"{number}.pt")
-            supernet.write_back([(archs[number], weights)])  # what best.pt and --init use
+            weights = load_file(run.folder / "finalists" / f"{best['id']}.pt")
+            arch = parse_arch(best["arch"])
+            supernet.write_back([(arch, weights)])  # what best.pt and --init use
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         checkpoint.save(history=history)
-        if cfg.no_weight_sharing and best not in finalists:
-            print0(ranks, "no best.pt: without shared weights and without --finalists no trained "
-                          "weights are kept")
-        else:
+        if best in finalists or not cfg.no_weight_sharing:
             on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]),
                     (supernet.weights, None, ""), cfg, data.tokenizer)
-        majority = {name: task.majority_baseline if task else data.dev.commonest()
-                    for name, task in data.tasks.items()}
-        finish_search(best, history, baselines, finalists, majority, run)
+        finish_search(best, history, baselines, finalists, data, run, cfg)
         print_best(run, cfg)
 
 
-def finish_search(best, history, baselines, finalists, majority, run):
-    """Write best.json and done.json. best: the line of a candidate."""
+def train_finalists(history, first, run, data, cfg):
+    """The best --finalists candidates, trained again: (their lines of the history with the new
+    results, the results of the baselines by name)."""
+    if not cfg.finalists:
+        return [], {}
+    # D37: the best candidates are trained once more, alone and from `first`. A candidate's score
+    # depends on the age of the super-net that it started from, and the best of many noisy scores is
+    # in part luck. The paper returns the best candidate (Alg. 1, line 13)
+    lines = ranked(history)[:cfg.finalists]
+    baselines = hand_designed(cfg.layers)
+    archs = {**baselines, **{line["id"]: parse_arch(line["arch"]) for line in lines}}
+    results = train_again("finalists", archs, cfg.finalist_times, first, run, data, cfg)
+    finalists = [{**line, **results[line["id"]]} for line in lines]
+    return finalists, {name: results[name] for name in baselines}
+
+
+def standard_error(scores, data, cfg):
+    """The standard error of a mean of scores, by the numbers of dev examples and masked tokens."""
+    masked = MASK_RATE * cfg.length * 512  # about the number that evaluate_language_model predicts
+    errors = [task.standard_error(scores[name]) if task
+              else math.sqrt(scores[name] * (1 - scores[name]) / masked)
+              for name, task in data.tasks.items()]
+    return math.hypot(*errors) / len(errors)
+
+
+def finish_search(best, history, baselines, finalists, data, run, cfg):
+    """Write best.json and done.json. best: the line of a candidate. baselines: results of
+    evaluate_candidate by name."""
     result = {key: best[key] for key in ("arch", "score", "scores", "id")}
     result["candidates"] = len(history)
-    result["baselines"] = baselines
+    result["baselines"] = {name: {key: each[key] for key in ("score", "scores")}
+                           for name, each in baselines.items()}
     result["finalists"] = [{"id": line["id"], "score": line["score"]} for line in finalists]
-    result["majority"] = majority
+    result["majority"] = {name: task.majority_baseline if task else data.dev.commonest()
+                          for name, task in data.tasks.items()}
+    result["standard_error"] = standard_error(best["scores"], data, cfg)
     on_main(run.ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
     run.finish(result)
 
 
+def print_plan(run, data, cfg):
+    """Print the phases of a search and how long they will take."""
+    sizes = round_sizes(cfg)
+    baselines = hand_designed(cfg.layers)
+    times = cfg.finalist_times
+    processes = run.ranks.size
+    with torch.random.fork_rng():  # the other processes draw nothing here
+        step, tuning = measure_seconds(baselines["hybrid"], data, cfg)
+    training = step * cfg.steps
+    seconds = sum(math.ceil(size / processes) for size in sizes) * (training + tuning)
+    phases = [f"{sum(sizes)} candidates in {len(sizes)} round(s)"]
+    if cfg.warm_times and not cfg.init:
+        seconds += cfg.warm_times * training
+        phases.insert(0, f"a warm start of {cfg.warm_times} x {cfg.steps} steps")
+    if cfg.finalists:
+        last = cfg.finalists + len(baselines)
+        seconds += math.ceil(last / processes) * (times * training + tuning)
+        phases.append(f"the best {cfg.finalists} again and the baselines "
+                      f"{' and '.join(baselines)}, {times} x {cfg.steps} steps each")
+    print0(run.ranks, f"plan: {', '.join(phases)}; about {duration(seconds)} with {processes} "
+                      f"process(es), {duration(training + tuning)} for a candidate, as measured on "
+                      "the hybrid network")
+    print0(run.ranks, "a line for each candidate: number, score and its parts in percent, "
+                      "seconds, layers (att5: an attention of 5 operations); * best so far")
+
+
+def duration(seconds):
+    """Seconds as text."""
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.0f} hours"
+
+
+def measure_seconds(arch, data, cfg):
+    """Seconds of a step of pre-training, and of a candidate's fine-tunings."""
+    alone = Ranks(0, 1, data.device)
+
+    def seconds_of(model, take_step):
+        model = move(model, data.device)
+        optimizer = make_optimizer(model, cfg.weight_decay)
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            float(take_step(model, optimizer))  # waits for a GPU
+            times.append(time.perf_counter() - began)
+        return statistics.median(times)
+
+    def pretraining_step(model, optimizer):
+        batches = (language_batch(data, data.train, *part)
+                   for part in micro_batches(cfg, alone, 0, cfg.steps - 1))
+        return train_step(model, optimizer, batches, cfg, alone)[1]
+
+    step = seconds_of(LanguageModel(arch, cfg, shared=True), pretraining_step)
+    tuning = 0.0
+    for task in filter(None, data.tasks.values()):
+        batches = task.batches(cfg.seed)
+
+        def tuning_step(model, optimizer):
+            loss = backward(model, send(next(batches), data.device), 1, cfg, data.device)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        tuning += task.steps * seconds_of(TaskModel(arch, cfg, task.outputs), tuning_step)
+    return step, tuning
+
+
 def print_best(run, cfg):
-    """Print the network of a finished search, one layer a line, and the scores of the baselines."""
+    """Print a finished search: the scores of the best network and of the baselines by task, its
+    layers, and the command that comes next."""
     best = run.finished
-    scores = [f"{name} {100 * score:.2f} (majority baseline {100 * best['majority'][name]:.2f})"
-              for name, score in best["scores"].items()]
-    lines = [f"best of {best['candidates']} candidates: number {best['id']}, "
-             f"mean score {100 * best['score']:.2f}",
-             f"  {', '.join(scores)}"]
+    majority = {"score": statistics.mean(best["majority"].values()), "scores": best["majority"]}
+    rows = {f"candidate {best['id']}": best, **best["baselines"], "majority baseline": majority}
+    names = ["mean", *(shown_name(name, cfg) for name in best["scores"])]
+    lines = [f"best of {best['candidates']} candidates, scores in percent",
+             " " * 18 + "".join(f"{name:>12}" for name in names)]
+    for row, result in rows.items():
+        values = [result["score"], *(result["scores"].get(name, 0) for name in best["scores"])]
+        lines.append(f"{row:18}" + "".join(f"{100 * value:12.2f}" for value in values))
+    error = best["standard_error"]
+    lines.append(f"the standard error of a mean is {100 * error:.2f}, by the number of dev "
+                 "examples; a lead within it is a tie")
+    for name, other in best["baselines"].items():
+        lead = best["score"] - other["score"]
+        tie = " (a tie)" if abs(lead) <= error else ""
+        lines.append(f"  {100 * lead:+.2f} against {name}{tie}")
+    lines.append("layers, formulas simplified:")
     for number, layer in enumerate(parse_arch(best["arch"]), 1):
         text = f"conv{layer}" if isinstance(layer, int) else formula(simplify(layer))
         lines.append(f"  {number:2d}  {text}")
-    if best["baselines"]:
-        lines.append("hand-designed networks, trained as long as the best:")
-        lines += [f"{100 * score:6.2f}  {name}" for name, score in best["baselines"].items()]
     print0(run.ranks, "\n".join(lines))
-    run.print_result(cfg, "best.json", "--pretrain", "--init", run.folder)
+    if (run.folder / "best.pt").exists():
+        print0(run.ranks, f"drawing: {run.folder / 'best.mmd'} (Mermaid)")
+        run.print_result(cfg, "best.json", "--pretrain", "--init", run.folder)
+    else:
+        print0(run.ranks, "no best.pt: without shared weights and without --finalists no trained "
+                          "weights are kept")
+        run.print_result(cfg, "best.json", "--pretrain", "--arch", run.folder / "best.json",
+                         same=("preset", "device", *SHAPE, "corpus", "tokenizer", "vocab_size"))
 
 # --- objective ------------
 
@@ -1509,8 +1624,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
         progress, reduce_mean, seed_everything, seed_of, send, set_accumulate, to_host,
         training_cost)
     from common.finetune import (
-        GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
-        predict, print_summary, run_jobs, summarise)
+        GlueTask, Recipe, answer_file, backward, fine_tune, finetune_job, open_file, open_task,
+        parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
     from common.tokenization import load_tokenizer
     from data.corpus import join
     from data.inputs import open_run, words_after_training
@@ -1611,8 +1726,9 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
     begin = checkpoint.restore().get("step", 0)
     pace = Pace(ranks, cfg.save_minutes)
     network = prepare_model(model, ranks, cfg.compile)
-    batches = prefetch(language_batch(data, data.train, *part) for step in range(begin, cfg.steps)
-                       for part in micro_batches(cfg, ranks, first, step))
+    batches = (language_batch(data, data.train, *part) for step in range(begin, cfg.steps)
+               for part in micro_batches(cfg, ranks, first, step))
+    batches = prefetch(batches, ranks.device)
     model.train()
     for step in range(begin, cfg.steps):
         lr = cfg.lr * schedule(step, cfg.steps, cfg.warmup)

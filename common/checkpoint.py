@@ -491,10 +491,11 @@ class Checkpoint:
                 path.unlink(missing_ok=True)
 
 
-def share_out(ranks, names, folder, label, work, cost=lambda name: 0):
+def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=None):
     """[work(name) for each name]: JSON objects, each made by the next free process, the highest
     cost first. Each is kept as folder/NAME.json, and what exists is not made again. label: of the
-    bar. Raises Stop on every rank after SIGTERM on any."""
+    bar. report(name, result): called on rank 0 for the results of all processes, in the order of
+    their completion. Raises Stop on every rank after SIGTERM on any."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.json" for name in names}
@@ -502,18 +503,32 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0):
     store = ranks.store or dist.HashStore()
     # a new counter in each call: a process that died has claimed nothing
     counter = broadcast(ranks, f"share_out {time.time_ns()}")
+    unreported = list(names) if ranks.main else []
 
-    def done():
-        return sum(path.exists() for path in paths.values())  # by all processes
+    def update(bar):
+        done = [name for name in unreported if paths[name].exists()]
+        for name in sorted(done, key=lambda name: paths[name].stat().st_mtime_ns):
+            unreported.remove(name)
+            bar.update()
+            if report:
+                report(name, read_json(paths[name], dict))
 
     # a rank that is told to stop meets the others below, where they wait for it
-    with progress(ranks, len(names), label, done()) as bar, contextlib.suppress(Stop):
-        while (turn := store.add(counter, 1)) <= len(order) and not stop_requested():
-            path = paths[order[turn - 1]]
-            if not path.exists():
-                write_json(path, work(order[turn - 1]))
-            bar.update(done() - bar.n)
-    store.add(counter, len(order))  # no other rank begins another
+    with progress(ranks, len(names), label) as bar:
+        with contextlib.suppress(Stop):
+            update(bar)
+            while (turn := store.add(counter, 1)) <= len(order) and not stop_requested():
+                path = paths[order[turn - 1]]
+                if not path.exists():
+                    write_json(path, work(order[turn - 1]))
+                update(bar)
+        store.add(counter, len(order))  # no other rank begins another
+        running = store.add(f"{counter} ended", 1) < ranks.size
+        with contextlib.suppress(Stop):
+            while ranks.main and running and not stop_requested():
+                time.sleep(0.1)
+                running = store.add(f"{counter} ended", 0) < ranks.size
+                update(bar)
     if stopping(ranks):
         raise Stop
     return [read_json(paths[name], dict) for name in names]

@@ -206,10 +206,10 @@ def parse(config_class, presets, actions, description, argv=None):
 
 def make_config(config_class, presets, preset, action, actions, given):
     """The config of a preset, an action and the given flags."""
-    settings = {"preset": preset, **settings_of(presets, preset, action, actions), **given}
-    if settings.get("dry_run"):
+    settings = {"preset": preset, **settings_of(presets, preset, action, actions)}
+    if given.get("dry_run"):
         settings |= settings_of(presets, "dry_run", action, actions)
-    config = config_class(**settings)
+    config = config_class(**{**settings, **given})
     config.given = frozenset(given)
     config.action = action
     config.program = Path(inspect.getsourcefile(config_class)).stem
@@ -226,7 +226,7 @@ def start(config_class, presets, actions, description, check=None, argv=None):
 
     config_class: dataclass with the fields preset, out, restart and dry_run. presets: {preset:
     {field: value, ACTION: {field: value, ...}}}, the inner ones for that action alone;
-    presets["dry_run"] overrides all else with --dry_run. actions: {name: (function, help)}, or
+    presets["dry_run"] overrides the preset with --dry_run. actions: {name: (function, help)}, or
     (function, help, METAVAR) where the action takes a value, called as function(config) or
     function(config, value). The config's attribute `given` names the given flags, `action` the
     action, `program` the file. check(config, action): what else the file refuses.

@@ -208,18 +208,22 @@ def no_sync_until(network, ranks, last):
     return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
 
 
-def prefetch(items):
+def prefetch(items, device=None):
     """The items of an iterator, each made by a thread while the caller still works on the one
     before: same items, same order. What making one raises is raised in its place; a caller that
     leaves early waits for the item under way. Making one must not draw from the generators that
-    seed_everything() seeds: the caller draws from them meanwhile."""
+    seed_everything() seeds: the caller draws from them meanwhile. device: of the model; on a CPU a
+    second thread costs more time than it saves, and there is none."""
+    if device is not None and device.type == "cpu":
+        yield from items
+        return
     items = iter(items)
     end = object()
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def choose_device():  # a new thread would take device 0
-        if device is not None:
-            torch.cuda.set_device(device)
+        if current is not None:
+            torch.cuda.set_device(current)
 
     with concurrent.futures.ThreadPoolExecutor(1, "prefetch", choose_device) as thread:
         coming = thread.submit(next, items, end)

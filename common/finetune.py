@@ -408,7 +408,8 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
         state |= checkpoint.restore()
     pace = Pace(Ranks(0, 1, device), cfg.save_minutes)
     log_at = evaluate_at or task.evaluation_steps()
-    batches = prefetch(send(batch, device) for batch in task.batches(key[0], state["step"]))
+    batches = (send(batch, device) for batch in task.batches(key[0], state["step"]))
+    batches = prefetch(batches, device)
     for step, batch in zip(range(state["step"], task.steps), batches):
         model.train()
         for group in optimizer.param_groups:
@@ -609,6 +610,20 @@ def median_score(results):
     return statistics.median_low(main_score(result) for result in results)
 
 
+def is_demo(paths):
+    """Whether the value of a data flag is demo data, in any folder: demo.json is above it."""
+    real = [Path(path).resolve() for path in ([paths] if isinstance(paths, str) else paths)]
+    return all(any((folder / "demo.json").is_file() for folder in (path, *path.parents))
+               for path in real)
+
+
+def shown_name(name, cfg):
+    """A task's name as it is printed: CoLA-demo on demo data, whose scores are not CoLA's."""
+    flag = {"SQuAD1.1": "squad", "SQuAD2.0": "squad", "RACE": "race"}.get(name, "glue")
+    known = name in LONGEST and getattr(cfg, flag)
+    return f"{name}-demo" if known and is_demo(known) else name
+
+
 def percent(scores):
     """Scores, which are fractions, in percent."""
     return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
@@ -620,7 +635,7 @@ def print_summary(run, cfg, nine=""):
     numbers."""
     result = run.finished
     for name, entry in result["tasks"].items():
-        print0(run.ranks, summary_line(name, entry))
+        print0(run.ranks, summary_line(shown_name(name, cfg), entry))
     for key, title in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
         if title and result["averages"].get(key) is not None:
             print0(run.ranks, f"{title}: {100 * result['averages'][key]:.2f}")
@@ -635,7 +650,7 @@ def print_summary(run, cfg, nine=""):
 def summary_line(name, entry):
     """The printed line of a task."""
     main = entry["headline"]
-    line = f"{name:9} {'mean of ' * ('+' in main)}{main} {100 * entry['median']:.2f}"
+    line = f"{name:14} {'mean of ' * ('+' in main)}{main} {100 * entry['median']:.2f}"
     if entry["n"] > 1:
         line += (f" (median of {entry['n']}, mean {100 * entry['mean']:.2f}, "
                  f"sd {100 * entry['sd']:.2f})")

@@ -9,11 +9,11 @@ import torch
 from common.cli import UserError, written
 from common.checkpoint import RunFolder, read_json
 from common.distributed import on_main, print0
-from common.finetune import task_files
+from common.finetune import is_demo, task_files
 from common.tokenization import load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import Corpus, read_meta
-from data.demo import MARK, make_demo
+from data.demo import make_demo
 from data.text import make_corpus, text_files
 
 DEMO = Path(__file__).resolve().parent / "demo"
@@ -118,12 +118,6 @@ def find_models(cfg, tokenizer):
 
 
 # --- the demo data -------------------------------------------------------------------------------
-
-def is_demo(paths):
-    """Whether the value of a data flag is demo data, in any folder: demo.json is above it."""
-    real = [Path(path).resolve() for path in ([paths] if isinstance(paths, str) else paths)]
-    return all(any((folder / MARK).is_file() for folder in (path, *path.parents)) for path in real)
-
 
 def data_of(init):
     """{data flag: its value} of the run `init`; {} if it is none, or has read demo data alone."""

@@ -56,10 +56,14 @@ def test_a_search_writes_history_best_network_and_the_next_command(
     first = max(lines, key=lambda line: line["score"])
     assert best["arch"] == first["arch"]  # the one finalist, scored again
     assert best["finalists"] == [{"id": first["id"], "score": best["score"]}]
-    assert len(best["baselines"]) == 3
+    assert best["baselines"].keys() == {"BERT", "hybrid"}
     assert best["majority"] == {"CoLA": 0}
+    log = [line for line in read_jsonl(out / "log.jsonl") if line["phase"] == "candidate"]
+    in_rounds = {line["job"]: line["score"] for line in log if line["job"].startswith("round-")}
+    assert in_rounds == {f"round-{line['round']}/{line['id']}": line["score"] for line in lines}
+    assert len(log) - len(in_rounds) == 1 + 3  # the warm start; finalist and baselines
     assert not [*out.glob("round-*")]  # history.jsonl has what they had
-    weights = torch.load(out / "finalists" / "0.pt")["encoder.token_embedding.weight"]
+    weights = torch.load(out / "finalists" / f"{first['id']}.pt")["encoder.token_embedding.weight"]
     assert torch.equal(load(out / "best.py")[1].encoder.token_embedding.weight, weights)
     words = re.search(r"^next: python autobert_zero.py (.+)$", printed, re.MULTILINE)[1]
     monkeypatch.chdir(tmp_path)
@@ -80,12 +84,17 @@ def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
     assert all(line["diverged"] and line["score"] == 0 for line in lines)
 
 
-def test_a_search_that_keeps_no_weights_writes_no_best_pt(ready, tmp_path):
-    """Demo candidates share no weights; without finalists their weights are deleted."""
+def test_a_search_that_keeps_no_weights_writes_no_best_pt(ready, tmp_path, capsys):
+    """Demo candidates share no weights; without finalists their weights are deleted. The next
+    command trains the network from scratch."""
     flags = "--finalists", "0", "--warm_times", "0", "--population", "2", "--rounds", "0"
-    assert abz.main(arguments(ready, "--search", tmp_path, *flags)) == 0
-    assert (tmp_path / "best.json").exists()
-    assert not (tmp_path / "best.pt").exists()
+    assert abz.main(arguments(ready, "--search", tmp_path / "run", *flags)) == 0
+    assert (tmp_path / "run" / "best.json").exists()
+    assert not (tmp_path / "run" / "best.pt").exists()
+    words = re.search(r"^next: python autobert_zero.py (.+)$", capsys.readouterr().out,
+                      re.MULTILINE)[1]
+    more = "--steps", "2", "--batch", "2", "--out", str(tmp_path / "next")
+    assert abz.main([*shlex.split(words), *more]) == 0
 
 
 def test_a_search_is_exported_as_it_ended(searched, tmp_path):

@@ -54,9 +54,10 @@ def test_flags_override_the_action_which_overrides_the_preset():
     assert config == Config("base", "x", batch=3)
 
 
-def test_a_dry_run_overrides_all_and_stays_out_of_the_folder_of_the_real_one():
+def test_a_dry_run_overrides_the_preset_and_stays_out_of_the_folder_of_the_real_one():
     config = parse("--tune a --out runs/one/ --batch 7 --dry_run")[2]
-    assert (config.batch, config.lr, config.out, config.restart) == (2, 0.5, "runs/one-dry", True)
+    assert (config.batch, config.lr, config.out, config.restart) == (7, 0.5, "runs/one-dry", True)
+    assert parse("--tune a --dry_run")[2].batch == 2
 
 
 @pytest.mark.parametrize("text, words", [

@@ -137,8 +137,11 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
     with pytest.raises(Stop):
         jobs()
     assert done == ["a", "b", "c"]  # the highest cost first
-    assert jobs() == [{"name": name} for name in "dcba"]
+    reported = []
+    assert jobs(report=lambda *result: reported.append(result)) == [
+        {"name": name} for name in "dcba"]
     assert done == ["a", "b", "c", "c", "d"]
+    assert reported == [(name, {"name": name}) for name in "abcd"]  # in order of completion
 
 
 def test_items_made_ahead_are_the_same_and_one_ahead():
