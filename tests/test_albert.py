@@ -446,17 +446,6 @@ def test_masked_ngrams_are_whole_words(budget):
     assert not (continues[:, 1:] & (chosen[:, 1:] != chosen[:, :-1])).any()
 
 
-def test_the_example_of_pick_ngrams(monkeypatch):
-    """Shortened to the budget, refused where a word is chosen, in one segment."""
-    ids = torch.tensor([numbers("2 7 7 7 7 6 6 3 7 7 3")])  # 6 continues a word
-    chance = torch.tensor([numbers("0 4 2 1 6 0 0 0 5 3 0")]) / 10  # words 3, 2, 7, 1, ...
-    monkeypatch.setattr(torch, "rand", lambda *shape, generator: chance)
-    lengths = torch.tensor([numbers("3 2 2 2 1 1 1 1 1 1 1")])
-    monkeypatch.setattr(albert, "ngram_lengths", lambda *args: lengths)
-    chosen = albert.pick_ngrams(ids, FakeTokenizer, torch.tensor([6]), 3, None)
-    assert chosen[0].nonzero()[:, 0].tolist() == numbers("1 3 4 5 6 9")
-
-
 def test_masking_is_80_10_10():
     ids, _ = text_batch(3000)
     cfg = albert.Config(length=64)
@@ -540,25 +529,6 @@ def text(ready):
 SMALL = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1)
 
 
-def test_micro_batches_are_sorted_by_length_and_the_same_for_two_processes(text):
-    def batches(rank, size):
-        return next(albert.training_batches(text, SMALL, Ranks(rank, size, CPU), 0))
-
-    whole = batches(0, 1)
-    shared = [*zip(batches(0, 2), batches(1, 2))]
-    for one, two in zip(whole, [batch for pair in shared for batch in pair], strict=True):
-        assert all(torch.equal(*values) for values in zip(one, two) if values[0] is not None)
-    longest = []
-    for ids, _, lengths, positions, *_ in whole:
-        width = ids.shape[1]
-        assert width % 8 == 0
-        assert positions.max() < width
-        assert (ids == 0).all(0).sum() < 8  # columns of padding alone
-        longest.append(width if lengths is None else int(lengths.max()))
-    assert longest == sorted(longest)
-    assert longest[0] < longest[-1]
-
-
 def test_losses_and_gradients_are_means_over_the_step(text):
     """For any number of micro-batches; chance is ln 2 for any fraction of sequences with an
     order, and the optimized loss counts the others as 0."""
@@ -581,18 +551,6 @@ def test_losses_and_gradients_are_means_over_the_step(text):
     run = SimpleNamespace(log=lambda *words, **line: None)
     logged = albert.log_losses(run, 1, sums, 1, Ranks(0, 1, CPU))
     assert logged["order_loss"] == pytest.approx(math.log(2))
-
-
-def test_evaluation_counts_what_it_scores_and_is_the_same_for_every_seed(text):
-    model = albert.LanguageModel(SMALL)
-    ranks = Ranks(0, 1, CPU)
-    cfg = dataclasses.replace(SMALL, dev_examples=100)
-    result = albert.evaluate_language_model(model, text, cfg, ranks)
-    other = dataclasses.replace(cfg, seed=1)
-    assert result == albert.evaluate_language_model(model, text, other, ranks)
-    assert 128 < result["scored"]["mlm"] <= 1280
-    assert 0 < result["scored"]["sop"] <= 128
-    assert all(0 <= result[name] <= 1 for name in ("mlm", "nsp", "sop"))
 
 
 def test_text_to_evaluate_on_can_be_given(ready, tmp_path):
@@ -640,21 +598,6 @@ def finetuned(ready, tmp_path_factory):
                  "--init", ready["albert"], "--out", folder / f"ft{seed}", "--runs", seed + 1,
                  "--seed", seed)
     return folder
-
-
-@pytest.mark.slow
-def test_finetuning_every_kind_of_task(finetuned):
-    folder = finetuned / "ft1"
-    result = read_json(folder / "done.json")["tasks"]
-    assert set(result) == set(KINDS)
-    assert all(line["n"] == 2 and not line["diverged"] for line in result.values())
-    assert "jobs/MNLI-" in result["RTE"]["start"]  # MNLI's best run
-    assert {"middle", "high", "test accuracy"} <= set(result["RACE"]["metrics"])
-    assert "mismatched" in result["MNLI"]["metrics"]
-    answers = read_json(folder / "SQuAD2.0" / "predictions.json")
-    odds = read_json(folder / "SQuAD2.0" / "null_odds.json")
-    limit = result["SQuAD2.0"]["metrics"]["threshold"]
-    assert all((odds[key] > limit) == (answers[key] == "") for key in answers)
 
 
 @pytest.mark.slow
@@ -747,17 +690,6 @@ def test_recipes_are_table_14():
     assert recipes["RTE"] == Recipe(3e-5, 32, steps=800, warmup=0.25, dropout=0.1, length=512)
     assert recipes["SQuAD1.1"] == Recipe(
         5e-5, 48, steps=3649, warmup=365 / 3649, dropout=0.0, length=384, main="f1")
-
-
-@pytest.mark.parametrize("init, flag, expected", [
-    ("albert", "auto", "demo"), ("albert", "table14", "table14"), ("hf", "auto", "table14")])
-def test_the_recipe_of_a_model(init, flag, expected, ready):
-    cfg = albert.Config("demo", init=str(ready[init]), recipe=flag, finetune_lr=7.0)
-    cfg.given = {"finetune_lr"}
-    albert.from_pretrained(cfg)
-    assert cfg.recipe == expected
-    assert (cfg.finetune_batch, cfg.eval_every) == ((16, 200) if expected == "demo" else (None, 0))
-    assert cfg.finetune_lr == 7.0  # a flag overrides the recipe
 
 
 def test_the_recipe_of_v2_models(tmp_path):

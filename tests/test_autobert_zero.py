@@ -330,17 +330,6 @@ def test_ucb_is_equation_3():
     assert scores == pytest.approx(expected)
 
 
-def test_probabilities_explore_and_exploit():
-    priority = abz.OperationPriority([], abz.Config(alpha=1.0))
-    for op, score in [("neg", -1), ("add", 1)] * 10 + [("scale", 0)]:
-        priority.add(abz.OPS, 1, op, score)
-    chances = dict(zip(abz.OPS, priority.probabilities(abz.OPS, 1)))
-    assert chances["scale"] > chances["add"] > chances["neg"]
-    assert min(chances.values()) >= 0.01  # no option dies out (D9)
-    legal = priority.probabilities(abz.OPS, 0, ("neg", "add"))
-    assert [value for value in legal if value] == pytest.approx([0.5, 0.5])
-
-
 def test_priorities_follow_scores_by_position():
     history = [
         line(0, "softmax(Q) + K | conv3", 0.9),

@@ -11,7 +11,6 @@ import pytest
 import torch
 from conftest import filled
 from small_runs import SEARCHES, TRAINED, call
-from torch import nn
 
 import mformer as mf
 from common.checkpoint import load_file, read_jsonl
@@ -20,7 +19,6 @@ from common.distributed import Ranks
 from data import cifar10
 from data.translation import Translations
 from tests.claims import mformer as claims
-from tests.claims.study import kendall
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 IMAGES = mf.Config(
@@ -433,19 +431,6 @@ def test_a_ranker_orders_unseen_architectures_and_finds_the_important_features()
     assert again.rank_scores(new) == ranker.rank_scores(new)
 
 
-def test_agreement_is_kendalls_tau_and_the_accuracy_on_pairs():
-    rng = random.Random(0)
-    for _ in range(10):
-        one = rng.choices(range(7), k=15)
-        two = rng.choices(range(7), k=15)
-        tau, _ = mf.agreement(one, two)
-        assert tau == pytest.approx(kendall(one, two))
-    _, accuracy = mf.agreement(
-        [1, 2, 3, 3],
-        [1, 3, 2, 4])
-    assert accuracy == 4.5 / 6
-
-
 def test_pruning_keeps_the_important_features_and_the_types():
     space = mf.space_of(IMAGES)
     samples = [(toy_loss(arch), arch) for arch in draw(space, 200)]
@@ -514,40 +499,6 @@ def test_a_search_returns_nothing_slower_than_the_limit_or_worse_than_its_sample
         mf.rank_and_evolve(space, history, cfg)
 
 
-def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_path):
-    """The 30 best-ranked architectures are slower than the limit."""
-    archs = draw(mf.space_of(mf.Config()), 60)
-    latencies = [2.0] * 30 + [1.0, 2.0] * 15
-    monkeypatch.setattr(
-        mf, "held_out_loss",
-        lambda supernet, data, cfg, arch: archs.index(arch))
-    monkeypatch.setattr(
-        mf, "measure_latency",
-        lambda arch, cfg, device: (latencies[archs.index(arch)], 0.0))
-    path = tmp_path / "history.jsonl"
-    whole = ""
-    for size in (0, 2000, 5000):  # bytes that a kill may leave
-        path.write_text(whole[:size])
-        run = SimpleNamespace(folder=tmp_path)
-        lines = mf.measure_archs(
-            archs,
-            "finalist",
-            supernet=None,
-            data=None,
-            cfg=IMAGES,
-            ranks=CPU,
-            run=run,
-            limit=1.5,
-            enough=5)
-        losses = [line["scores"]["loss"] for line in lines]
-        assert len(lines) == 39
-        assert [loss for loss in losses if loss is not None] == [30, 32, 34, 36, 38]
-        assert [line["arch"] for line in lines] == [*map(mf.arch_text, archs[:39])]
-        assert [line["id"] for line in lines] == [*range(39)]
-        assert read_jsonl(path) == lines
-        whole = path.read_text()
-
-
 def test_the_fastest_and_slowest_tenths_of_architectures_and_timings(monkeypatch):
     """D8: of architectures, and of the timings of each."""
     latencies = [float(number) for number in range(101)]
@@ -579,14 +530,6 @@ def test_an_unsteady_latency_is_measured_again(monkeypatch):
     ])
     monkeypatch.setattr(mf, "timings", lambda *given: next(attempts))
     assert mf.measure_latency(ARCH, IMAGES, CPU.device) == (2.0, 0.001)
-
-
-def test_a_space_too_small_for_the_rankers_costs_nothing(monkeypatch, tmp_path, capfd, ready):
-    command = f"mformer --search {SEARCHES['mformer']} --layers 1 --ffn 16 --out {{out}}"
-    out = tmp_path / "run"
-    assert call(filled(command, out=out, **ready), monkeypatch) == 2
-    assert not out.exists()
-    assert "the space has 4 architectures, the rankers need 20" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("text, message", [
@@ -715,29 +658,6 @@ def test_schedules_and_batches_of_section_6():
     assert images.batch == images.accumulate * 64
     assert round(images.warmup * images.steps) == 5 * 50000 // images.batch
     assert text.batch == text.accumulate * 4400
-
-
-def test_gradients_are_clipped():
-    """D31"""
-    model = mf.make_model(ARCH, IMAGES)
-    images = torch.randn(2, 3, 32, 32)
-    batch = (images, torch.tensor([0, 1]))
-    seen = []
-
-    def step():
-        gradients = [value.grad for value in model.parameters()]
-        seen.append(nn.utils.get_total_norm(gradients))
-
-    optimizer = SimpleNamespace(step=step, zero_grad=model.zero_grad)
-    norms = []
-    for clip in (0.0, 0.5, 1000.0):
-        cfg = dataclasses.replace(IMAGES, clip=clip)
-        _, _, norm = mf.train_step(model, model, optimizer, iter([batch]), cfg, CPU, 0)
-        norms.append(norm)
-    assert norms[0] > 1
-    torch.testing.assert_close(norms, [norms[0]] * 3)
-    half = torch.tensor(0.5)
-    torch.testing.assert_close(seen, [norms[0], half, norms[0]])
 
 
 def test_label_smoothing():
@@ -870,12 +790,3 @@ def test_a_training_ends_with_the_average_of_the_last_saves(tmp_path, monkeypatc
     *_, sixth, seventh, final = saved
     for name, value in final.items():
         torch.testing.assert_close(value, (sixth[name] + seventh[name]) / 2)
-
-
-def test_repeated_latencies_agree_or_not(monkeypatch):
-    lines = [history_line(arch) for arch in draw(mf.space_of(IMAGES), 30)]
-    values = [line["scores"]["latency"] for line in lines[:mf.REPEATED]]
-    for expected, again in ((1.0, values), (-1.0, [-value for value in values])):
-        times = iter(again)
-        monkeypatch.setattr(mf, "measure_latency", lambda *_: (next(times), 0.0))
-        assert mf.repeat_latencies(lines, IMAGES, "cpu") == pytest.approx(expected)
