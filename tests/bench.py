@@ -1,9 +1,7 @@
-"""Speed, measured.  python tests/bench.py PART, PART --help:
+"""Speed on a GPU.  python tests/bench.py, --help
 
-peers     training steps and beam search beside transformers
-gpu       the first ten minutes on a card: every action, then each training at the paper's size
-
-Compare ratios: ours and theirs alternate, after one turn to warm up. Seconds are wall clock.
+Two steps of every action, then each training at the paper's size: its speed, its memory, and the
+lines that wait for the GPU. The first failure ends it. Compare with --describe of the same command.
 """
 import argparse
 import contextlib
@@ -11,168 +9,20 @@ import importlib
 import io
 import shlex
 import signal
-import statistics
 import sys
 import tempfile
 import time
 import warnings
 from pathlib import Path
-from timeit import timeit
 from unittest import mock
 
 import torch
 from conftest import ROOT, filled
-from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-import albert
-import autobert_zero
-import mformer
 from common import distributed
-from common.distributed import Ranks, prepare_model
 from data.prepare import make_demo
 
-CPU = torch.device("cpu")
-ALONE = Ranks(0, 1, CPU)
-
-# --- peers ---------------------------------------------------------------------------------------
-# Ours is a file's own training step (fused AdamW; LAMB in ALBERT). Theirs is the model's own loss
-# with torch's AdamW as it comes. Both clip, drop 0.1 everywhere and compute in float32. Batches are
-# made before; theirs get the mask of ones that their collators make.
-
-SHAPES = {  # layers, hidden, heads, ffn, vocab_size
-    "tiny": (2, 16, 2, 32, 100),
-    "small": (12, 256, 4, 1024, 30000),
-    "base": (12, 768, 12, 3072, 30000),
-    "transformer": (6, 512, 8, 2048, 32768),  # base, Vaswani et al. 2017
-}
-
-
-def their_step(model, loss_of):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
-
-    def step(*inputs):
-        loss_of(*inputs).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return step
-
-
-def their_config(kind, shape, **more):
-    return kind(
-        vocab_size=shape["vocab_size"],
-        num_hidden_layers=shape["layers"],
-        hidden_size=shape["hidden"],
-        num_attention_heads=shape["heads"],
-        intermediate_size=shape["ffn"],
-        hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.1,
-        **more)
-
-
-def masked_text(batch, tokens, vocab):
-    """ids, segments, lengths, masked positions (15%), their tokens, order; theirs as keywords."""
-    M = round(0.15 * tokens)
-    ids = torch.randint(vocab, (batch, tokens))
-    segments = torch.randint(2, (batch, tokens))
-    positions = torch.rand(batch, tokens).argsort(1)[:, :M]
-    masked = torch.randint(vocab, (batch, M))
-    labels = torch.full_like(ids, -100).scatter(1, positions, masked)
-    theirs = dict(
-        input_ids=ids, token_type_ids=segments, attention_mask=torch.ones_like(ids), labels=labels)
-    lengths = torch.full((batch,), tokens)
-    return [ids, segments, lengths, positions, masked, torch.randint(2, (batch,))], theirs
-
-
-def bert(shape, batch, tokens):
-    from transformers import BertConfig, BertForPreTraining
-    cfg = autobert_zero.Config(**shape, dtype="float32", dropout=0.1)
-    arch = autobert_zero.read_arch("bert", cfg.layers)
-    ours = prepare_model(autobert_zero.LanguageModel(arch, cfg).train(), ALONE)
-    optimizer = autobert_zero.make_optimizer(ours, cfg.weight_decay)
-    (*text, positions, masked, order), inputs = masked_text(batch, tokens, cfg.vocab_size)
-    positions = positions + tokens * torch.arange(batch)[:, None]
-    made = *text, positions.flatten(), masked.flatten(), order
-    theirs = BertForPreTraining(their_config(BertConfig, shape)).train()
-    step = their_step(theirs, lambda: theirs(**inputs, next_sentence_label=order).loss)
-    return lambda: autobert_zero.train_step(ours, optimizer, iter([made]), cfg, ALONE), step
-
-
-def albert_base(shape, batch, tokens):
-    from transformers import AlbertConfig, AlbertForPreTraining
-    E = min(128, shape["hidden"] // 2)
-    cfg = albert.Config(**shape, embedding=E, dtype="float32", dropout=0.1, length=tokens,
-                        batch=batch)
-    ours = prepare_model(albert.LanguageModel(cfg).train(), ALONE)
-    optimizer = albert.Lamb(ours.parameters(), 1e-4, weight_decay=cfg.weight_decay)
-    made, inputs = masked_text(batch, tokens, cfg.vocab_size)
-    sums = torch.zeros(4)
-    theirs = AlbertForPreTraining(their_config(AlbertConfig, shape, embedding_size=E)).train()
-    step = their_step(theirs, lambda: theirs(**inputs, sentence_order_label=made[-1]).loss)
-    return lambda: albert.train_step(0, ours, ours, optimizer, [made], sums, cfg, ALONE), step
-
-
-def translation(shape, batch, tokens, beam=4):
-    """Beam search of a plain Transformer beside generate(), as many steps as the source has tokens:
-    theirs has no end token, with random weights ours seldom ends early."""
-    from transformers import MarianConfig, MarianMTModel
-    L, H, N, ffn, V = (shape[name] for name in ("layers", "hidden", "heads", "ffn", "vocab_size"))
-    side = L, H, (ffn,) * L, (N,) * L, ("plain",) * L
-    cross = dict(cross_heads=(N,) * L, connect=(1,) * L, cross_types=("plain",) * L)
-    length = max(64, tokens + 1)
-    cfg = mformer.Config(task="wmt14", vocab_size=V, qkv=H, length=length, dtype="float32")
-    model = mformer.make_model(mformer.Arch(*side, *side, **cross), cfg)
-    ours = mformer.cast(model, cfg, CPU)
-    source = torch.randint(4, V, (batch, tokens))
-    lengths = torch.full((batch,), tokens)
-    theirs = MarianMTModel(MarianConfig(
-        vocab_size=V, d_model=H, max_position_embeddings=length, activation_function="relu",
-        encoder_layers=L, encoder_attention_heads=N, encoder_ffn_dim=ffn,
-        decoder_layers=L, decoder_attention_heads=N, decoder_ffn_dim=ffn,
-        pad_token_id=0, bos_token_id=1, decoder_start_token_id=1,
-        eos_token_id=None, forced_eos_token_id=None)).eval()
-
-    def generate():
-        theirs.generate(
-            source, attention_mask=torch.ones_like(source), num_beams=beam, do_sample=False,
-            max_new_tokens=tokens, length_penalty=1.0)
-    return (
-        lambda: mformer.beam_search(ours, source, lengths, tokens, 1, 2, (0, 1), beam, 1.0),
-        torch.no_grad()(generate))
-
-
-PEERS = {  # name: function, shape, batch, tokens, goal of theirs / ours
-    "bert-small-8": (bert, "small", 8, 128, 1.9),
-    "bert-small-32": (bert, "small", 32, 128, 2.2),
-    "bert-base": (bert, "base", 8, 128, 1.5),
-    "albert-base": (albert_base, "base", 8, 128, 1.15),
-    "beam-search": (translation, "transformer", 16, 30, 2.0),
-}
-
-
-def peers(own):
-    torch.set_num_threads(own.threads)
-    results = {}
-    for name, (make, shape, batch, tokens, goal) in PEERS.items():
-        sizes = SHAPES["tiny" if own.tiny else shape]
-        shape = dict(zip(("layers", "hidden", "heads", "ffn", "vocab_size"), sizes))
-        if own.tiny:
-            batch = 2
-            tokens = 16
-        torch.manual_seed(0)
-        calls = make(shape, batch, tokens)
-        turns = [[timeit(call, number=1) for call in calls] for _ in range(own.rounds + 1)][1:]
-        ours, theirs = map(statistics.median, zip(*turns))
-        ratios = sorted(theirs / ours for ours, theirs in turns)
-        results[name] = {
-            "ours_s": ours, "theirs_s": theirs, "ratio": statistics.median(ratios), "goal": goal,
-            "lowest": ratios[0], "highest": ratios[-1]}
-        print(name, *(f"{key} {value:.3g}" for key, value in results[name].items()), flush=True)
-    return results
-
-
-# --- gpu -----------------------------------------------------------------------------------------
 # The files' own commands run in this process, so that a hook behind every step sees them.
 
 DRY = """
@@ -242,42 +92,25 @@ def train_on_card(command, seconds):
     return f"{speed:.3g} steps a second, {peak:.3g} GB, waits at {sorted(waits)}"
 
 
-def gpu(own):
-    """Two steps of every action, then each training at the paper's size; the first failure ends it.
-    Compare with --describe of the same command."""
+def main(argv):
+    parser = argparse.ArgumentParser(
+        prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="demo sizes")
+    parser.add_argument("--seconds", type=float, default=30, help="of each training")
+    own = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        sys.exit("bench.py gpu: torch sees no CUDA device on this machine")
+        sys.exit("bench.py: torch sees no CUDA device on this machine")
     demo = ROOT / "data" / "demo"
     make_demo(demo)
     to = tempfile.mkdtemp()
     print(torch.cuda.get_device_name(), torch.__version__, to)
-    results = {}
     for line in DRY.strip().split("\n"):
         print(line, flush=True)
-        results[line] = output_of(filled(f"{line} --dry_run", to=to, demo=demo))
+        output_of(filled(f"{line} --dry_run", to=to, demo=demo))
+    preset = "demo" if own.small else "base"
     for line in TRAININGS.strip().split("\n"):
-        preset = "demo" if own.small else "base"
-        results[line] = train_on_card(filled(f"{line} --preset {preset}", to=to), own.seconds)
-        print(line, results[line], sep="\n  ", flush=True)
-    return results
-
-
-def main(argv):
-    parser = argparse.ArgumentParser(
-        prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    chosen = parser.add_subparsers(required=True, metavar="PART")
-    for part in (peers, gpu):
-        flags = chosen.add_parser(part.__name__, description=part.__doc__)
-        flags.set_defaults(part=part)
-        if part is peers:
-            flags.add_argument("--tiny", action="store_true", help="the smallest sizes")
-            flags.add_argument("--rounds", type=int, default=6)
-            flags.add_argument("--threads", type=int, default=2)
-        else:
-            flags.add_argument("--small", action="store_true", help="demo sizes")
-            flags.add_argument("--seconds", type=float, default=30, help="of each training")
-    own = parser.parse_args(argv)
-    return own.part(own)
+        result = train_on_card(filled(f"{line} --preset {preset}", to=to), own.seconds)
+        print(line, result, sep="\n  ", flush=True)
 
 
 if __name__ == "__main__":

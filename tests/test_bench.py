@@ -1,4 +1,4 @@
-"""tests/bench.py: each comparison runs at its smallest size; commands of gpu name real flags."""
+"""tests/bench.py: its commands name real flags."""
 import dataclasses
 import importlib
 import shlex
@@ -7,17 +7,8 @@ import bench
 import pytest
 
 
-@pytest.mark.peers
-def test_peers():
-    pytest.importorskip("transformers")
-    results = bench.main(["peers", "--tiny", "--rounds", "2", "--threads", "1"])
-    assert results.keys() == bench.PEERS.keys()
-    for row in results.values():
-        assert 0 < row["lowest"] <= row["ratio"] <= row["highest"]
-
-
 @pytest.mark.parametrize("line", (bench.DRY + bench.TRAININGS).split("\n"))
-def test_commands_of_gpu_have_flags_of_the_files(line):
+def test_commands_of_the_benchmark_have_flags_of_the_files(line):
     file, *words = shlex.split(line.format(to="", demo="")) or ["albert.py"]
     module = importlib.import_module(file.removesuffix(".py"))
     fields = {field.name for field in dataclasses.fields(module.Config)}

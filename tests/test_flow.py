@@ -1,5 +1,5 @@
 """torch.compile: a training step of each file has no graph break, and the losses and gradients of
-eager mode. `bench.py gpu` looks for waits on a GPU, under torch.cuda.set_sync_debug_mode."""
+eager mode. `bench.py` looks for waits on a GPU, under torch.cuda.set_sync_debug_mode."""
 import shutil
 
 import pytest
