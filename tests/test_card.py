@@ -78,15 +78,6 @@ def test_a_sequence_without_tokens_gives_finite_outputs_and_gradients(make, kind
     assert all(part.isfinite().all() for part in (*outputs, *gradients))
 
 
-def test_an_empty_source_is_translated():
-    torch.manual_seed(0)
-    model, _ = make_mformer("softmax")
-    model = model.to(torch.bfloat16).eval()
-    results = mf.beam_search(model, text()[0], LENGTHS.to(DEVICE), longest=20, bos=2, eos=3)
-    assert len(results) == 3
-    assert all(score > float("-inf") for _, score in results)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_float32_is_multiplied_in_tf32_only_on_a_gpu(dtype):
     before = torch.get_float32_matmul_precision()

@@ -5,7 +5,6 @@ import warnings
 from typing import Literal
 
 import pytest
-from conftest import ROOT
 
 from common import cli, distributed
 
@@ -141,10 +140,3 @@ def test_the_first_process_alone_warns(rank, monkeypatch):
     with warnings.catch_warnings(record=True) as caught, pytest.raises(SystemExit):
         cli.run(lambda: warnings.warn("some examples are cut"))
     assert len(caught) == (rank == "0")
-
-
-@pytest.mark.parametrize("name", ["data", "tests"])
-def test_a_module_of_the_user_does_not_hide_ours(name, tmp_path):
-    (tmp_path / f"{name}.py").touch()
-    spec = importlib.machinery.PathFinder.find_spec(name, [str(ROOT), str(tmp_path)])
-    assert spec.origin == str(ROOT / name / "__init__.py")

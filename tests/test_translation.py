@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 import torch
 
-from common.cli import UserError
 from data.cifar10 import load_cifar10
 from data.translation import TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
@@ -41,39 +40,11 @@ def test_pairs_are_encoded_once_and_filtered(tmp_path):
     assert len(encode(prefix, array.parent, longest=4)) == 3
 
 
-@pytest.mark.parametrize("source, target, message", [
-    ("a\nb\n", "x\n", "2 lines of en and 1 of de"),
-    ("", "", r"p\.en: the file is empty"),
-    ("a\n\udcff\n", "x\ny\n", r"p\.en:2: not UTF-8"),
-])
-def test_mistakes_are_named(tmp_path, source, target, message):
-    prefix = write(tmp_path, source, target)
-    with pytest.raises(UserError, match=message):
-        read_pairs(prefix, ("en", "de"))
-
-
 def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
     prefix = write(tmp_path, "a\rb\r\nc\u2028d\x85e\x0bf\ng\n", "x\ny\r\nz\n")
     source, target = read_pairs(prefix, ("en", "de"))
     assert source == ["a\rb", "c\u2028d\x85e\x0bf", "g"]
     assert target == ["x", "y", "z"]
-
-
-def test_a_kill_between_two_arrays_mixes_no_pairs(tmp_path, monkeypatch):
-    encode(write(tmp_path, "a\nbb\n", "x\ny\n"), tmp_path / "text", longest=8)
-    prefix = write(tmp_path, "a\nbb\nccc\n", "x\ny\nz\n")
-    save = np.save
-
-    def dying(path, array):
-        if path.name.startswith("target"):
-            raise KeyboardInterrupt
-        save(path, array)
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "save", dying)
-        with pytest.raises(KeyboardInterrupt):
-            encode(prefix, tmp_path / "text", longest=9)
-    text = encode(prefix, tmp_path / "text", longest=8)
-    assert [len(starts) for starts in text.starts] == [4, 4]
 
 
 def test_batches_have_every_example_once_an_epoch_within_their_tokens():
