@@ -41,7 +41,7 @@ def as_program(words, log):
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
-def start(command, out, *launch, wait=True):
+def start(command, out, *launch):
     """The process of a command, leader of a group of its own; launch: torchrun's flags. Waits until
     the run has taken its lock: what it imports is not worth killing."""
     program, *words = shlex.split(command)
@@ -52,7 +52,7 @@ def start(command, out, *launch, wait=True):
     process.start()
     lock = out / "run.lock"
     before = time.time()
-    while wait and process.is_alive() and not (lock.exists() and lock.stat().st_mtime > before):
+    while process.is_alive() and not (lock.exists() and lock.stat().st_mtime > before):
         time.sleep(0.01)
     return process
 
