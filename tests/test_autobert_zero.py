@@ -170,27 +170,7 @@ def test_flops_of_every_operation():
 # Padding
 
 
-def test_padding_changes_nothing_in_random_graphs():
-    """Outputs at real tokens are those of the unpadded input, for any filling; padding gets no
-    gradient."""
-    real = 5
-    for number, graph in enumerate(random_graphs()):
-        inputs = random_inputs(graph, tokens=real, seed=number)
-        expected = abz.run_graph(graph, inputs)
-        for extra, filling in ((2, 0.0), (2, 30.0), (9, -3.0)):
-            padding = filling * torch.randn(2, 2, extra, 4, dtype=torch.float64)
-            padded = {
-                key: torch.cat([value, padding], 2).requires_grad_()
-                for key, value in inputs.items()}
-            mask = (torch.arange(real + extra) < real).repeat(2, 1)
-            output = abz.run_graph(graph, padded, mask)[:, :, :real]
-            assert_close(output, expected, rtol=1e-8, atol=1e-8, msg=abz.formula(graph))
-            output.square().sum().backward()
-            for value in padded.values():
-                assert value.grad is None or not value.grad[:, :, real:].any()
-
-
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(12))
 def test_padding_changes_nothing_in_whole_models(number):
     cfg = dataclasses.replace(TINY, layers=4)
     fixed = [(3, 65, 9, 31), abz.read_arch("autobert-zero", 4), abz.read_arch("bert", 4)]
@@ -444,18 +424,6 @@ def test_next_sentence_pairs():
     assert 0.4 < elsewhere.float().mean() < 0.6
     assert torch.equal(second[:300, 0], torch.where(elsewhere, 30, 20))
     assert torch.equal(length[:300], torch.where(elsewhere, 1, 2))
-
-
-def test_short_sequences_come_first_and_no_sequence_twice():
-    cfg = dataclasses.replace(TINY, steps=4, batch=8, accumulate=2, length=64, short=0.5)
-    numbers = {16: [], 64: []}
-    for rank, step in itertools.product(range(2), range(4)):
-        ranks = abz.Ranks(rank, 2, torch.device("cpu"))
-        for own, first, count in abz.micro_batches(cfg, ranks, 40, step):
-            assert own.length == (16 if step < 2 else 64)
-            numbers[own.length] += range(first, first + count)
-    assert sorted(numbers[16]) == [*range(160, 224)]
-    assert sorted(numbers[64]) == [*range(56, 72)]
 
 
 def test_a_batch_without_labels_has_a_loss():

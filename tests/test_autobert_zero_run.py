@@ -77,18 +77,6 @@ def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
     assert all(line["diverged"] and line["score"] == 0 for line in lines)
 
 
-def test_a_search_is_exported_as_it_ended(searched, tmp_path):
-    path = tmp_path / "net.py"
-    command = ["--export", str(path), "--init", str(searched[0])]
-    assert abz.main(command) == 0
-    assert path.read_text().replace("net.pt", "best.pt") == (searched[0] / "best.py").read_text()
-    ours = torch.load(tmp_path / "net.pt")
-    theirs = torch.load(searched[0] / "best.pt")
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    with pytest.raises(UserError, match="exists already"):
-        abz.main(command)
-
-
 def keep_tuned(folder, task, tokenizer, **settings):
     """A folder as --finetune leaves it; returns its model."""
     cfg = abz.Config(tasks=task, layers=2, hidden=16, heads=2, ffn=32, init_std=0.5,

@@ -194,21 +194,6 @@ def test_weight_decay_is_berts():
     assert not names
 
 
-@pytest.mark.parametrize("variant, arch", [
-    ("ebl", atb.parse_arch("2-12-16-4-12")),
-    ("hat", atb.Arch(2, 12, (16, 24), (2, 4), (24, 24))),
-], ids=str)
-def test_a_sub_model_trains_what_it_is_cut_from(variant, arch):
-    """A step through sub_model changes its part of the whole as it changes an extracted model."""
-    model = tiny_model()
-    alone = atb.extract(model, arch, variant)
-    for whole, part in ((model, atb.sub_model(model, arch, variant)), (alone, alone)):
-        loss = atb.masked_loss(part, (*tiny_batch(), POSITIONS, LABELS))
-        loss.backward()
-        torch.optim.SGD(whole.parameters(), 0.1).step()
-    close([*atb.extract(model, arch, variant).parameters()], [*alone.parameters()])
-
-
 def test_a_step_is_algorithm_1():
     """The gradient is the weighted average over N micro-batches and M sub-models, clipped; weights
     that none of them used have zeros, not None, so that they decay (D6)."""
@@ -342,13 +327,6 @@ def test_first_generations_near_the_fastest_architecture(above, size):
     fastest = pretended_latency(atb.smallest_arch(atb.search_space(BASE)))
     history = played_search(dataclasses.replace(BASE, generations=1), above * fastest)
     assert len({line["arch"] for line in history}) == len(history) == size
-
-
-def test_roulette_prefers_the_better_and_leaves_out_nobody():
-    lines = [{"score": score} for score in (0.5, 0.6, 0.9)]
-    rng = random.Random(0)
-    drawn = [lines.index(atb.roulette(lines, rng)) for _ in range(3000)]
-    assert drawn.count(2) > 3 * drawn.count(1) > 9 * drawn.count(0) > 0
 
 
 def test_fast_rule():
@@ -591,25 +569,6 @@ def test_parts_of_a_finished_search_come_from_its_superplm(whole, tmp_path):
     part = hf_models.read_bert(tmp_path / "part", 1)
     for name, value in atb.extract(superplm, atb.parse_arch("1-8-8-1-6")).state_dict().items():
         assert torch.equal(part[name], value)
-
-
-def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_path, measured):
-    """With --init RUN no model is trained and no architecture is measured again, other than five
-    rounds of the reference and a finalist at a time."""
-    more = ["--init", whole, "--speedup", "3", "--winners", "1"]
-    run_here("--evolve", *flags, *more, "--out", tmp_path)
-    assert len(measured) in range(10, 61, 10)
-    assert read_json(tmp_path / "best.json")["speedup"] >= 3
-    assert not (tmp_path / "superplm").exists()
-
-
-def test_a_plain_model_is_no_superplm(flags, whole, tmp_path):
-    """Nothing is written; the line names the flag that makes a SuperPLM of it."""
-    small = tmp_path / "small"
-    run_here("--export", small, "--init", whole, "--arch", "1-16-16-2-12")
-    with pytest.raises(UserError, match="never trained; .* --largest 1-16-16-2-12"):
-        run_here("--evolve", *flags, "--init", small, "--out", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_zero_steps_are_the_papers_passes_over_the_corpus():

@@ -12,7 +12,7 @@ import torch
 from small_runs import write
 
 from common.cli import Stop, UserError
-from common.checkpoint import Checkpoint, RunFolder, read_json, share_out
+from common.checkpoint import Checkpoint, RunFolder, share_out
 from common.distributed import Pace, Ranks, launch, prefetch
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -53,15 +53,6 @@ def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path, monkeypatch):
         open_run(tmp_path, widths=(1, 2), save_every=5)
     open_run(tmp_path, restart=True, lr=2.0)
     assert not checkpoint.exists()
-
-
-@pytest.mark.parametrize("change", [{"format": 1}, {"settings": {}}])
-def test_a_run_of_another_version_is_refused(change, tmp_path):
-    config = open_run(tmp_path).folder / "config.json"
-    write(tmp_path / "done.json", {})
-    write(config, read_json(config) | change)
-    with pytest.raises(UserError, match="another version of this program"):
-        open_run(tmp_path)
 
 
 def test_files_that_come_or_go_are_other_data(tmp_path):

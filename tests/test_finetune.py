@@ -84,18 +84,12 @@ def test_true_answers_score_one(tasks, name, tmp_path):
         assert all(value == pytest.approx(1) for value in scores.values())
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_majority_baseline(tasks, name):
-    task = tasks[name]
-    if name == "SQuAD2.0":
-        expected = np.mean([question.impossible for question in task.examples["dev"]])
-        assert expected > 0
-    elif name in ("MNLI", "RTE"):
-        labels = task.splits["dev"].labels
-        expected = max(np.bincount(labels)) / len(labels)
-    else:
-        expected = 0
-    assert task.majority_baseline == pytest.approx(expected)
+def test_the_majority_baseline(tasks):
+    labels = tasks["MNLI"].splits["dev"].labels
+    assert tasks["MNLI"].majority_baseline == max(np.bincount(labels)) / len(labels)
+    assert tasks["CoLA"].majority_baseline == 0
+    impossible = [question.impossible for question in tasks["SQuAD2.0"].examples["dev"]]
+    assert tasks["SQuAD2.0"].majority_baseline == pytest.approx(np.mean(impossible))
 
 
 def job(name, task, score, setting=0):

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -62,43 +63,33 @@ SMALL = {  # pattern of commands: flags behind them
 }
 
 
-def cut(source, target, end, keep):
-    """Copy a text file as far as the `keep`th `end`."""
-    write(target, end.join(source.read_text(encoding="utf-8").split(end)[:keep]) + end)
-
-
 @pytest.fixture(scope="module")
-def home(tmp_path_factory, demo):
-    """A folder with what the commands name: the demo data in the official layouts, cut short."""
+def home(tmp_path_factory, demo, ready):
+    """A folder with what the commands name: small data in the official layouts."""
     home = tmp_path_factory.mktemp("home")
-    demo = Path(demo["corpus"]).parent
-    official = home / "path" / "to"
-    for file in (demo / "glue").rglob("*.tsv"):
-        cut(file, official / "glue" / file.relative_to(demo / "glue"), "\n", 40)
-    for name in ("train", "dev", "test"):  # WNLI has the layout of RTE, but for the labels
-        text = (official / "glue" / "RTE" / f"{name}.tsv").read_text(encoding="utf-8")
-        text = text.replace("not_entailment", "0").replace("entailment", "1")
-        write(official / "glue" / "WNLI" / f"{name}.tsv", text)
-    for file in (demo / "squad").glob("*.json"):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        articles = [
-            {**article, "paragraphs": article["paragraphs"][:2]} for article in content["data"][:6]]
-        write(official / "squad" / file.name, {**content, "data": articles})
-    for file in (demo / "race").rglob("1?.txt"):
-        cut(file, official / "race" / file.relative_to(demo / "race"), "\n", 9)
+    glue = shutil.copytree(ready["glue"], home / "path/to/glue")
+    shutil.copytree(glue / "RTE", glue / "WNLI")  # has the layout of RTE, but for the labels
+    for path in (glue / "WNLI").iterdir():
+        text = path.read_text().replace("not_entailment", "0").replace("entailment", "1")
+        path.write_text(text)
+    for name, source in {
+        "path/to/squad": ready["squad"],
+        "path/to/race": ready["race"],
+        "path/to/cifar10": ready["cifar10"],
+        "squad": ready["squad"],
+        "race": ready["race"],
+        "my/glue": glue,
+        "my/pictures": ready["cifar10"],
+    }.items():
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).symlink_to(source)
+    text = Path(demo["corpus"], "language.txt").read_text()[:20_000]
     for folder in ("path/to/texts", "my/texts", "texts", "texts/wiki", "texts/books"):
-        cut(demo / "corpus" / "language.txt", home / folder / "1.txt", "\n\n", 50)
-    for prefix, endings in (("wmt14/", "en de"), ("my/pairs/", "fr it")):
-        for part, rows in (("train", 400), ("valid", 60), ("test", 60)):
-            for theirs, ours in zip(("en", "de"), endings.split()):
-                target = home / f"{prefix}{part}.{ours}"
-                cut(demo / "translation" / f"{part}.{theirs}", target, "\n", rows)
-    for file in (demo / "cifar10").iterdir():
-        write(official / "cifar10" / file.name, file.read_bytes()[:60 * 3073])
-    (home / "my/glue").symlink_to(official / "glue")
-    (home / "my/pictures").symlink_to(official / "cifar10")
-    (home / "squad").symlink_to(official / "squad")
-    (home / "race").symlink_to(official / "race")
+        write(home / folder / "1.txt", text)
+    for prefix, languages in (("wmt14", ("en", "de")), ("my/pairs", ("fr", "it"))):
+        for part, name in product(("train", "valid", "test"), zip(("en", "de"), languages)):
+            lines = Path(f"{demo['train_text']}.{name[0]}").read_text().split("\n")[:400]
+            write(home / prefix / f"{part}.{name[1]}", "\n".join(lines) + "\n")
     return home
 
 

@@ -124,16 +124,15 @@ def test_extract_returns_the_best_of_all_spans(tokenizer, questions):
     start, end = logits.astype(np.float32)
     predictions = squad.extract(features, start, end, n_best=48, max_answer=9)
     for number, question in enumerate(questions):
-        texts, scores = zip(*brute_force(features, start, end, number, 9)[:10])
+        expected = brute_force(features, start, end, number, 9)
         best = predictions.nbest[question.id]
-        assert predictions.texts[question.id] == texts[0]
-        assert len({entry["text"] for entry in best}) == len(best) == 48
-        assert [entry["text"] for entry in best[:10]] == [*texts]
-        assert [entry["score"] for entry in best[:10]] == pytest.approx(scores)
+        assert predictions.texts[question.id] == expected[0][0]
+        assert [entry["text"] for entry in best] == [text for text, _ in expected[:48]]
         assert sum(entry["probability"] for entry in best) == pytest.approx(1.0)
         windows = features.windows[:, 0] == number
-        null = float((start[windows, 0] + end[windows, 0]).min())
-        assert predictions.null_odds[question.id] == pytest.approx(null - scores[0], abs=1e-5)
+        null = (start[windows, 0] + end[windows, 0]).min()
+        odds = predictions.null_odds[question.id]
+        assert odds == pytest.approx(null - expected[0][1], abs=1e-5)
 
 
 # The official scores
@@ -154,17 +153,18 @@ def test_evaluate_version_2_and_its_threshold():
     right; by odds come q0 +1, q4 0, q3 +2/3 (exact 0), q5 +1, q2 -1, q1 0."""
     questions = questions_with(("cat",), ("dog",), (), ("red fox",), (), ("the",))
     predictions = by_id("cat", "cow", "x", "fox", "", "an")
-    odds = by_id(-3.0, 2.0, 1.0, -1.0, -2.0, 0.5)
-    result = squad.evaluate(questions, predictions, odds)
-    assert result["exact"] == pytest.approx(100 * 3 / 6)
-    assert result["f1"] == pytest.approx(100 * (3 + 2 / 3) / 6)
-    assert result["HasAns_exact"] == pytest.approx(25.0)
-    assert result["NoAns_f1"] == 100.0
-    assert result["best_exact"] == pytest.approx(100 * 4 / 6)
-    assert result["best_f1"] == pytest.approx(100 * (4 + 2 / 3) / 6)
-    assert result["best_exact_thresh"] == result["best_f1_thresh"] == 0.5
-    again = squad.evaluate(questions, predictions, odds, threshold=0.5)
-    assert again["f1"] == pytest.approx(result["best_f1"])
+    result = squad.evaluate(questions, predictions, by_id(-3.0, 2.0, 1.0, -1.0, -2.0, 0.5))
+    expected = {
+        "exact": 100 * 3 / 6,
+        "f1": 100 * (3 + 2 / 3) / 6,
+        "HasAns_exact": 25.0,
+        "NoAns_f1": 100.0,
+        "best_exact": 100 * 4 / 6,
+        "best_f1": 100 * (4 + 2 / 3) / 6,
+        "best_exact_thresh": 0.5,
+        "best_f1_thresh": 0.5,
+    }
+    assert {name: result[name] for name in expected} == pytest.approx(expected)
 
 
 def test_the_main_score_is_the_score_of_the_written_answers(tmp_path):

@@ -5,8 +5,7 @@ import random
 import torch
 from torch import nn
 
-from mformer import (
-    Config, Ranker, cosines_at, linear_attention, measure_latency, parse_arch, sample_arch)
+from mformer import Ranker, cosines_at, linear_attention, sample_arch
 
 
 class LinearAttention(nn.Module):  # time and memory grow with the length, not with its square
@@ -45,11 +44,3 @@ new = [sample_arch(space, random.Random(f"new {number}")) for number in range(40
 best = min(zip(ranker.rank_scores(new), new))[1]
 print(f"best of 40 new ones: layers {best.layers}, hidden {best.hidden}, types {best.types}")
 print("what matters most:", next(iter(ranker.importance())))
-
-# The latency of the published network on an image of 32 x 32 here, and its GFLOPs
-cfg = Config(image=32, patch=4, latency_runs=1)
-published = parse_arch("mformer", cfg)
-for cost in ("wall", "flops"):
-    cfg.cost = cost
-    latency = measure_latency(published, cfg, torch.device("cpu"))[0]
-    print(f"mFormer, one image, {cost}: {latency:.3g}")
