@@ -35,7 +35,11 @@ def limited(ready):
 
 def the_line(printed):
     """The one line of stderr that says what is wrong; no traceback stands above it."""
-    lines = [line.rsplit("\r", 1)[-1] for line in printed.split("\n") if "error: " in line]
+    lines = [
+        line.rsplit("\r", 1)[-1]
+        for line in printed.split("\n")
+        if "error: " in line
+    ]
     assert len(lines) == 1 and "Traceback" not in printed, printed
     assert " error: " in lines[0][:30], "the message is not on a line of its own: " + lines[0]
     return lines[0]
@@ -287,7 +291,10 @@ def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(
 
 def test_a_vocabulary_of_equal_size_and_other_subwords_is_refused(ready, fails, monkeypatch):
     text = (ready["corpus"].parent / "text.txt").read_text()
-    write(fails.here / "text.txt", "\n".join(line[::-1] for line in text.split("\n")))
+    write(
+        fails.here / "text.txt",
+        "\n".join(line[::-1] for line in text.split("\n"))
+    )
     make = "data/prepare corpus --corpus here/text.txt --to here/other --vocab_size 300"
     assert not call(make, monkeypatch)
     command = "albert --pretrain --init {albert} --length 60 --corpus here/other"

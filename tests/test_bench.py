@@ -12,4 +12,5 @@ def test_commands_of_the_benchmark_have_flags_of_the_files(line):
     file, *words = shlex.split(line.format(to="", demo="")) or ["albert.py"]
     module = importlib.import_module(file.removesuffix(".py"))
     fields = {field.name for field in dataclasses.fields(module.Config)}
-    assert {word[2:] for word in words if word.startswith("--")} <= fields | {*module.ACTIONS}
+    flags = {word[2:] for word in words if word.startswith("--")}
+    assert flags <= fields | {*module.ACTIONS}

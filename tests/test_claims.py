@@ -47,7 +47,10 @@ def test_the_page_is_what_the_results_say():
     text = (CLAIMS / "README.md").read_text(encoding="utf-8")
     assert text == page.page()
     shown = re.findall(r"!\[.*?\]\((.*?)\)", text)
-    assert {*shown} == {path.relative_to(CLAIMS).as_posix() for path in CLAIMS.rglob("*.png")}
+    assert {*shown} == {
+        path.relative_to(CLAIMS).as_posix()
+        for path in CLAIMS.rglob("*.png")
+    }
 
 
 def test_no_search_sees_what_judges_its_winner(demo, tmp_path):

@@ -41,7 +41,10 @@ def parse(text):
 def test_flags_override_the_action_which_overrides_the_preset():
     action, value, config = parse("--train --widths 2 4 6 --fast")
     assert (action, value) == ("train", True)
-    assert (config.batch, config.lr, config.widths, config.fast) == (16, 2e-3, (2, 4, 6), True)
+    assert config.batch == 16
+    assert config.lr == 2e-3
+    assert config.widths == (2, 4, 6)
+    assert config.fast
     assert config.given == {"widths", "fast"}
     assert config.out == "runs/test_cli-train-demo"
     _, value, config = parse("--tune a,b --batch 3 --preset base --out x")
@@ -51,7 +54,10 @@ def test_flags_override_the_action_which_overrides_the_preset():
 
 def test_a_dry_run_overrides_all_and_stays_out_of_the_folder_of_the_real_one():
     config = parse("--tune a --out runs/one/ --batch 7 --dry_run")[2]
-    assert (config.batch, config.lr, config.out, config.restart) == (2, 0.5, "runs/one-dry", True)
+    assert config.batch == 2
+    assert config.lr == 0.5
+    assert config.out == "runs/one-dry"
+    assert config.restart
 
 
 @pytest.mark.parametrize("text, words", [
@@ -108,7 +114,10 @@ def test_every_preset_passes_its_checks_and_shares_its_micro_batches(command, mo
     start = cli.start
 
     def stopped(config_class, presets, actions, *rest, **more):
-        actions = {name: (configs.append, *texts) for name, (_, *texts) in actions.items()}
+        actions = {
+            name: (configs.append, *texts)
+            for name, (_, *texts) in actions.items()
+        }
         return start(config_class, presets, actions, *rest, **more)
     for place in (cli, module):
         monkeypatch.setattr(place, "start", stopped, raising=False)

@@ -36,7 +36,10 @@ def sentence_text(documents):
     rng = np.random.default_rng(0)
     lines = []
     for count in documents:
-        lines += [" ".join(rng.choice(WORDS, rng.integers(3, 13))) for _ in range(count)]
+        lines += [
+            " ".join(rng.choice(WORDS, rng.integers(3, 13)))
+            for _ in range(count)
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -232,11 +235,18 @@ def test_examples_are_consecutive_text_of_one_document_cut_at_sentences(
         make, documents, length, tmp_path):
     """And "other" is text of another document, not from its beginning."""
     rng = np.random.default_rng(0)
-    corpus = numbered(tmp_path, rng.choice([3, 5, 8, 13, 40], sum(documents)), documents)
+    corpus = numbered(
+        tmp_path,
+        rng.choice([3, 5, 8, 13, 40], sum(documents)),
+        documents
+    )
     segments = parts(make(corpus, 0, 2000, length, 1))
     column = torch.arange(length)
     for tokens, size in segments:  # consecutive, padded with 0
-        assert torch.equal(tokens, (tokens[:, :1] + column) * (column < size[:, None]))
+        assert torch.equal(
+            tokens,
+            (tokens[:, :1] + column) * (column < size[:, None])
+        )
     begins = [tokens[:, 0].numpy() for tokens, _ in segments]
     sizes = [size.numpy() for _, size in segments]
     ends = [begin + size for begin, size in zip(begins, sizes)]
@@ -246,7 +256,10 @@ def test_examples_are_consecutive_text_of_one_document_cut_at_sentences(
     assert paired.mean() > 0.4
     assert np.array_equal(begins[1][paired], ends[0][paired])
     ours = document_of(corpus, begins[0])
-    assert np.array_equal(ours, document_of(corpus, begins[0] + sizes[0] + sizes[1] - 1))
+    assert np.array_equal(
+        ours,
+        document_of(corpus, begins[0] + sizes[0] + sizes[1] - 1)
+    )
     told = sizes[2] > 0
     assert told.sum() >= (0.8 * paired.sum() if len(documents) > 1 else 0)
     theirs = document_of(corpus, begins[2])
@@ -254,7 +267,11 @@ def test_examples_are_consecutive_text_of_one_document_cut_at_sentences(
     assert (begins[2] != corpus.bounds[0][theirs])[told].all()
     cuts = [begins[1][paired], begins[2][told]]
     if make == RUNS:
-        cuts += [begins[0][paired], ends[1][paired], ends[2][told]]
+        cuts += [
+            begins[0][paired],
+            ends[1][paired],
+            ends[2][told]
+        ]
     assert np.isin(np.concatenate(cuts), corpus.sentences).all()
 
 
@@ -282,7 +299,10 @@ def test_resume_and_ranks(small):
                                 parts(whole)):
         assert all(map(torch.equal, tokens, expected))
     for other in (make(slots - 20, 64, seed=6), make(2 * slots - 20, 64)):
-        assert not torch.equal(parts(other)[0][0], parts(whole)[0][0])
+        assert not torch.equal(
+            parts(other)[0][0],
+            parts(whole)[0][0]
+        )
 
 
 @pytest.mark.parametrize("sizes", [(2, 7), (1, 60)])
@@ -290,7 +310,8 @@ def test_the_lengths_of_whole_sentences_do_not_tell_their_order(sizes, tmp_path)
     """The mean difference of two parts is below a tenth of its standard deviation."""
     rng = np.random.default_rng(0)
     documents = rng.integers(*sizes, 60000 // sum(sizes))  # no example twice
-    lengths = rng.lognormal(2.3, 0.6, documents.sum()).clip(3, 60).astype(int)
+    lengths = rng.lognormal(2.3, 0.6, documents.sum())
+    lengths = lengths.clip(3, 60).astype(int)
     runs = numbered(tmp_path, lengths, documents).sentence_runs(0, 5000, 60, 1)
     used = (runs.length_b > 0) & (runs.length_other > 0)
     for length in (runs.length_b, runs.length_other):
@@ -303,7 +324,11 @@ def test_held_out_documents(small, tokenizer):
     def split(held_out):
         cfg = SimpleNamespace(
             corpus=(str(small.folder),), tokenizer=str(tokenizer.path), held_out=held_out)
-        return inputs.open_text(cfg, Ranks(0, 1, torch.device("cpu")), None)[1:]
+        return inputs.open_text(
+            cfg,
+            Ranks(0, 1, torch.device("cpu")),
+            None
+        )[1:]
     train, dev = split(0.1)
     assert sorted([*train.ids, *dev.ids]) == list(range(40))
     assert np.diff(dev.ids).min() >= 9

@@ -25,7 +25,12 @@ def lines_of(*path):
 def test_every_build_is_equal(demo, tmp_path):
     """Also in a process that hashes strings differently, and in any folder."""
     command = [sys.executable, ROOT / "data" / "prepare.py", "demo", "--to", tmp_path / "demo"]
-    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": "1"})
+    subprocess.run(
+        command,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONHASHSEED": "1"}
+    )
     about = json.loads((tmp_path / "demo" / "demo.json").read_text())
     assert about["sha256"] == demo["sha256"]
     assert not list(tmp_path.glob("*.part"))

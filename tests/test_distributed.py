@@ -40,7 +40,8 @@ def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path, monkeypatch):
     run.log("train", 1, loss=2.0)
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write('{"phase": "train", "st\n')  # torn by a crash
-    open_run(tmp_path, widths=(1, 2), save_every=5).log("train", 2, loss=1.0)
+    run = open_run(tmp_path, widths=(1, 2), save_every=5)
+    run.log("train", 2, loss=1.0)
     first, _, resumed, last = (tmp_path / "log.jsonl").read_text().splitlines()
     assert json.loads(resumed)["event"] == "resumed"
     assert 100 <= json.loads(first)["seconds"] <= json.loads(last)["seconds"] < 160  # in all

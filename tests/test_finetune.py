@@ -40,21 +40,39 @@ def tokenizer(ready):
 
 @pytest.fixture(scope="module")
 def tasks(demo, tokenizer):
-    config = Config(glue=str(demo["glue"]), squad=str(demo["squad"]), dry_run=True)
+    config = Config(
+        glue=str(demo["glue"]),
+        squad=str(demo["squad"]),
+        dry_run=True
+    )
     return {name: open_task(name, config, tokenizer, RECIPES) for name in RECIPES}
 
 
 def test_flags_override_the_recipe(demo, tokenizer):
     config = Config(glue=str(demo["glue"]), finetune_lr=0.5, finetune_epochs=0.5)
-    recipe = open_task("CoLA", config, tokenizer, {"CoLA": Recipe(1e-5, 16, steps=900)}).recipe
-    assert (recipe.lr, recipe.batch, recipe.steps, recipe.epochs) == (0.5, 16, 0, 0.5)
+    recipe = open_task(
+        "CoLA",
+        config,
+        tokenizer,
+        {"CoLA": Recipe(1e-5, 16, steps=900)}
+    ).recipe
+    assert recipe.lr == 0.5
+    assert recipe.batch == 16
+    assert recipe.steps == 0
+    assert recipe.epochs == 0.5
 
 
 def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
     task = tasks["CoLA"]
     assert task.steps == 6  # 40 examples, 3 batches an epoch
-    whole = [batch["index"].tolist() for _, batch in zip(range(7), task.batches(seed=1))]
-    resumed = [batch["index"].tolist() for _, batch in zip(range(3), task.batches(1, start=4))]
+    whole = [
+        batch["index"].tolist()
+        for _, batch in zip(range(7), task.batches(seed=1))
+    ]
+    resumed = [
+        batch["index"].tolist()
+        for _, batch in zip(range(3), task.batches(1, start=4))
+    ]
     assert resumed == whole[4:]
     assert sorted(sum(whole[:3], [])) == sorted(sum(whole[3:6], [])) == list(range(40))
     assert whole[:3] != whole[3:6]
@@ -123,7 +141,10 @@ def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path):
         for setting in scores for score in scores[setting]]
     (tmp_path / "jobs" / "2-0.6").mkdir(parents=True)
     entry = summarise(tmp_path, results)["tasks"]["RTE"]
-    assert (entry["job"], entry["median"], entry["n"], entry["diverged"]) == ("2-0.6", 0.6, 3, 1)
+    assert entry["job"] == "2-0.6"
+    assert entry["median"] == 0.6
+    assert entry["n"] == 3
+    assert entry["diverged"] == 1
     assert entry["mean"] == pytest.approx(1.4 / 3)
     assert entry["sd"] == pytest.approx(0.3215, abs=1e-4)
     assert (tmp_path / "RTE").is_dir()

@@ -34,23 +34,37 @@ def numbers(*shape, below=50):
 
 def text(shortest):
     """ids, segments, lengths"""
-    return [numbers(4, 16), numbers(4, 16, below=2), torch.tensor([14, 14, shortest, 14])]
+    return [
+        numbers(4, 16),
+        numbers(4, 16, below=2),
+        torch.tensor([14, 14, shortest, 14])
+    ]
 
 
 def step_of_albert(shortest):
     cfg = albert.Config(**SMALL, layers=2, embedding=8, positions=16)
     M = albert.masked_count(cfg)
-    batch = [*text(shortest), numbers(4, M, below=14), numbers(4, M)]
+    batch = [
+        *text(shortest),
+        numbers(4, M, below=14),
+        numbers(4, M)
+    ]
 
     def loss(network, batch):
         words, order = network(*batch[:4])
-        return albert.summed_loss(words.flatten(0, 1), batch[4].flatten()) + order.square().mean()
+        loss = albert.summed_loss(words.flatten(0, 1), batch[4].flatten())
+        return loss + order.square().mean()
     return albert.LanguageModel(cfg), loss, [batch] * 3
 
 
 def step_of_autobert_zero(shortest):
     cfg = autobert_zero.Config(**SMALL, layers=12)
-    batch = [*text(shortest), numbers(9, below=64), numbers(9), numbers(4, below=2)]
+    batch = [
+        *text(shortest),
+        numbers(9, below=64),
+        numbers(9),
+        numbers(4, below=2)
+    ]
 
     def loss(network, batch):
         return sum(autobert_zero.language_losses(network, batch, cfg, batch[0].device)[0])

@@ -55,7 +55,8 @@ def test_quotes_and_line_ends_inside_a_sentence_are_text(tmp_path):
 
 
 def test_malformed_lines_are_skipped_in_train_and_kept_in_test(tmp_path):
-    lines = table("QQP", [(f"a{i}", f"b{i}", "1") for i in range(5)]).split("\n")
+    examples = [(f"a{i}", f"b{i}", "1") for i in range(5)]
+    lines = table("QQP", examples).split("\n")
     lines[2] = "lost"
     lines[4] = "1\t2\t3\ta\tb\t1\tsurplus"
     lines[5] += "\t\t"  # empty cells at the end are ignored
@@ -102,7 +103,8 @@ def test_the_longer_sequence_is_cut_at_its_end(a, b, kept):
     """As in BERT, one token at a time."""
     first = [*range(100, 100 + a)]
     second = [*range(200, 200 + b)]
-    batch = encode([(first, second or None)], 12).batch(np.array([0]), 12)
+    features = encode([(first, second or None)], 12)
+    batch = features.batch(np.array([0]), 12)
     tail = [*second[:kept[1]], 3] if second else []
     ids = [2, *first[:kept[0]], 3, *tail]
     assert batch["ids"][0].tolist() == ids
@@ -136,7 +138,11 @@ def scores_of(names):
     scores = {}
     for i, name in enumerate(names, 1):
         first, *second = glue.TASKS[name.removesuffix("-mm")].metrics
-        scores[name] = {first: i / 10, **dict.fromkeys(second, i / 20), "main": i / 10}
+        scores[name] = {
+            first: i / 10,
+            **dict.fromkeys(second, i / 20),
+            "main": i / 10
+        }
     return scores
 
 

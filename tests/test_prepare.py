@@ -32,7 +32,11 @@ def tar(names):
 
 
 def files_of(folder):
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_set_is_made_once_of_files_and_archives_without_their_top_folder(tmp_path):

@@ -101,7 +101,11 @@ def run(home, monkeypatch, capsys):
     monkeypatch.setattr(torch, "compile", lambda model, **how: model)  # test_flow.py compiles
 
     def files():
-        return {(path, path.stat().st_mtime_ns) for path in home.rglob("*") if path.is_file()}
+        return {
+            (path, path.stat().st_mtime_ns)
+            for path in home.rglob("*")
+            if path.is_file()
+        }
 
     def work(line):
         words = shlex.split(line)
@@ -136,7 +140,12 @@ def run(home, monkeypatch, capsys):
 RUN = re.compile(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py|data/prepare\.py (?!download|hub)")
 
 
-LINES = [line for page in PAGES[:3] for line in commands_of(page) if RUN.search(line)]
+LINES = [
+    line
+    for page in PAGES[:3]
+    for line in commands_of(page)
+    if RUN.search(line)
+]
 
 
 @pytest.mark.slow

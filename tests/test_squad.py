@@ -153,7 +153,11 @@ def test_evaluate_version_2_and_its_threshold():
     right; by odds come q0 +1, q4 0, q3 +2/3 (exact 0), q5 +1, q2 -1, q1 0."""
     questions = questions_with(("cat",), ("dog",), (), ("red fox",), (), ("the",))
     predictions = by_id("cat", "cow", "x", "fox", "", "an")
-    result = squad.evaluate(questions, predictions, by_id(-3.0, 2.0, 1.0, -1.0, -2.0, 0.5))
+    result = squad.evaluate(
+        questions,
+        predictions,
+        by_id(-3.0, 2.0, 1.0, -1.0, -2.0, 0.5)
+    )
     expected = {
         "exact": 100 * 3 / 6,
         "f1": 100 * (3 + 2 / 3) / 6,
@@ -170,7 +174,11 @@ def test_evaluate_version_2_and_its_threshold():
 def test_the_main_score_is_the_score_of_the_written_answers(tmp_path):
     """Here the official search for a threshold finds 100, which no threshold gives: the odds of two
     questions are equal."""
-    predictions = squad.Predictions(by_id("cat", "x", "y"), {}, by_id(1.0, 1.0, 3.0))
+    predictions = squad.Predictions(
+        by_id("cat", "x", "y"),
+        {},
+        by_id(1.0, 1.0, 3.0)
+    )
     task = object.__new__(SquadTask)
     task.name = "SQuAD2.0"
     task.examples = {"dev": questions_with(("cat",), (), ())}
@@ -200,7 +208,12 @@ def test_race(tokenizer, tmp_path):
         for level in ("middle", "high"):
             write(tmp_path / split / level / "1.txt", PASSAGE)
     cfg = SimpleNamespace(race=str(tmp_path), train_examples=0, dry_run=False)
-    task = race.RaceTask("RACE", cfg, tokenizer, Recipe(1e-5, batch=4, epochs=2, length=48))
+    task = race.RaceTask(
+        "RACE",
+        cfg,
+        tokenizer,
+        Recipe(1e-5, batch=4, epochs=2, length=48)
+    )
     second = tokenizer.encode("A cat sat on a cat ?")
     first = tokenizer.encode(PASSAGE["article"])[:48 - 3 - len(second)]
     expected = [tokenizer.cls_id, *first, tokenizer.sep_id, *second, tokenizer.sep_id]

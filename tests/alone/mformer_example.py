@@ -33,7 +33,13 @@ print(f"{tuple(y.shape)}, without its padding the same: {same}")
 
 # Networks that somebody has measured: a table of choices and scores, of which low ones are good
 types = ("softmax", "linear")
-space = dict(layers=(2, 3), hidden=(32, 48, 64), ffn=(128,), heads=(2, 4), types=types)
+space = dict(
+    layers=(2, 3),
+    hidden=(32, 48, 64),
+    ffn=(128,),
+    heads=(2, 4),
+    types=types
+)
 measured = {}
 for number in range(200):
     arch = sample_arch(space, random.Random(number))
