@@ -526,13 +526,6 @@ def test_losses_and_gradients_are_means_over_the_step(text):
     assert logged["order_loss"] == pytest.approx(math.log(2))
 
 
-def test_text_to_evaluate_on_can_be_given(ready, tmp_path):
-    """Sec. 4.2.1: then no document of the corpus is held out."""
-    text = write(tmp_path / "dev.txt", "\n\n".join(["the river was small.\nit was quiet."] * 6))
-    pretrain(ready, tmp_path / "run", "--dev_corpus", text)
-    assert read_json(tmp_path / "run" / "corpus" / "dev" / "meta.json")["documents"] == 6
-
-
 def test_without_sentence_order_its_loss_is_not_logged(ready, tmp_path):
     pretrain(ready, tmp_path, "--steps", "1", "--objective", "none", "--batch", "16",
              "--warmup", "0", "--lr", "1.76e-3")

@@ -610,13 +610,6 @@ def test_the_best_setting_of_the_grid_is_reported(flags, whole, tmp_path, monkey
     assert mlm["main"] == pytest.approx(1 - mlm["loss"] / math.log(300))
 
 
-@pytest.mark.parametrize("threads, count", [(1, 0), (2, 26)])
-def test_measurements_hold_for_their_setting(threads, count, flags, whole, tmp_path, measured):
-    """--init takes the measurements of another run, but not of another number of threads."""
-    run_here("--latency", *flags, "--latency_threads", threads, "--init", whole, "--out", tmp_path)
-    assert len(measured) == count
-
-
 def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, measured):
     run = ["--search", *flags, "--latency_archs", "3", "--speedup", "1e5", "--out", tmp_path]
     for _ in range(2):  # the second call measures nothing again

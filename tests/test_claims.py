@@ -53,16 +53,6 @@ def test_the_page_is_what_the_results_say():
     }
 
 
-def test_no_search_sees_what_judges_its_winner(demo, tmp_path):
-    autobert_zero.hold_out(tmp_path)
-    for name in autobert_zero.TASKS:
-        train = (ROOT / "data/demo/glue" / name / "train.tsv").read_text().splitlines()
-        for split in ("train", "dev"):
-            lines = (tmp_path / name / f"{split}.tsv").read_text().splitlines()
-            assert len(lines) > 600 - 1
-            assert {*lines} <= {*train}
-
-
 SEARCH = (
     "--steps 2 --length 16 --population 2 --rounds 1 --parents 1 --children 1 --finalists 1 "
     "--finalist_times 1 --train_examples 32 --finetune_epochs 1")

@@ -154,9 +154,3 @@ def test_commands_run(line, run, home):
     run(line)
     made = re.search(r"--to (\S+)", line)
     assert not made or [*home.glob(f"{made[1].rstrip('/')}*")]
-
-
-@pytest.mark.parametrize("paper", PAPERS)
-def test_without_an_action_the_help_is_printed(paper, capsys):
-    assert importlib.import_module(paper).main([]) == 0
-    assert "--describe" in capsys.readouterr().out
