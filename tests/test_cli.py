@@ -105,7 +105,7 @@ def every_preset():
                 yield f"{command} --preset {preset}"
 
 
-@pytest.mark.parametrize("command", every_preset())
+@pytest.mark.parametrize("command", [*every_preset()])
 def test_every_preset_passes_its_checks_and_shares_its_micro_batches(command, monkeypatch):
     """On eight processes. Nothing is computed: start() gets an action that keeps the settings."""
     file, *words = command.split()

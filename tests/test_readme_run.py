@@ -75,11 +75,11 @@ def home(tmp_path_factory, demo, ready):
     for name, source in {
         "path/to/squad": ready["squad"],
         "path/to/race": ready["race"],
-        "path/to/cifar10": ready["cifar10"],
+        "path/to/cifar10": demo["cifar10"],
         "squad": ready["squad"],
         "race": ready["race"],
         "my/glue": glue,
-        "my/pictures": ready["cifar10"],
+        "my/pictures": demo["cifar10"],
     }.items():
         (home / name).parent.mkdir(exist_ok=True)
         (home / name).symlink_to(source)
