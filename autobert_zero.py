@@ -125,7 +125,7 @@ class Config:
 
 PRESETS = {
     "demo": dict(
-        vocab_size=1000, tasks="MLM,CoLA,RTE", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
+        vocab_size=1000, tasks="MLM,CoLA,MNLI", layers=4, hidden=64, heads=4, ffn=128, dropout=0.0,
         init_std=0.07, length=64, batch=32, lr=2e-3, warmup=0.1, short=0.5, finetune_lr=1e-3,
         finetune_batch=32, finetune_epochs=2, finetune_warmup=0.1,
         # D1: the demo shares no weights: each candidate is trained from the same start. Other
@@ -135,7 +135,8 @@ PRESETS = {
             population=8, rounds=3, parents=2, children=2, finalists=2, finalist_times=2,
             no_weight_sharing=True, warm_times=3),
         pretrain=dict(steps=3000, save_every=500),
-        finetune=dict(runs=3, eval_every=0, finetune_length=128)),
+        finetune=dict(
+            runs=3, eval_every=0, finetune_length=128, finetune_batch=16, finetune_epochs=3)),
     "small": dict(
         hidden=256, heads=4, ffn=1024,
         pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),

@@ -6,8 +6,8 @@ A paper file keeps every setting in one dataclass, one line each:
 
 The type says how to parse (Literal[...] gives the choices). The trailing comment is the help text,
 and the range at its end is checked: an interval as above, `[>= 1]` or `[> 0]`; a number without one
-may not be negative. A preset overrides the default, a flag the preset. Abbreviations and unknown
-flags are errors.
+may not be negative. A comment line above a block of fields is the title of a group in the help. A
+preset overrides the default, a flag the preset. Abbreviations and unknown flags are errors.
 """
 import argparse
 import dataclasses
@@ -50,6 +50,23 @@ def field_comments(config_class):
     """{field: its trailing comment} of a dataclass, read from the source."""
     source = inspect.getsource(config_class)
     return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE))
+
+
+@functools.cache
+def field_groups(config_class):
+    """{field: the comment line above its block}, the titles of the groups in the help."""
+    groups = {}
+    title = "settings"
+    before = ""
+    for line in inspect.getsource(config_class).split("\n"):
+        comment = re.fullmatch(r" {4}# (?!D\d)(.+)", line)
+        if comment and not before.startswith("    # "):
+            title = comment[1]
+        field = re.match(r" {4}(\w+)\s*:", line)
+        if field:
+            groups[field[1]] = title
+        before = line
+    return groups
 
 
 def kind_of(field):
@@ -150,10 +167,13 @@ def make_parser(config_class, presets, preset, actions, description):
             options |= {"nargs": "+", "type": several_values(str)}
         group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS,
                            help=help_text, **options)
-    settings = parser.add_argument_group("settings")
+    groups = {}
     for field in dataclasses.fields(config_class):
+        title = field_groups(config_class).get(field.name, "settings")
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
         comment = field_comments(config_class).get(field.name, "")
-        add_field(settings, field, comment, {"preset": preset, **presets[preset]}, actions)
+        add_field(groups[title], field, comment, {"preset": preset, **presets[preset]}, actions)
     return parser
 
 

@@ -14,7 +14,10 @@ class Config:
     out: str = ""  # run folder
     restart: bool = False  # begin again
     dry_run: bool = False  # two steps
+    # training
     batch: int = 8  # examples in a step [>= 1]
+    # D1: a departure is no title,
+    # nor is its second line
     lr: float = 1e-3  # learning rate [> 0]
     widths: tuple[int, ...] = (4, 8)  # choices
     names: tuple[str, ...] = ()  # several
@@ -93,6 +96,16 @@ TRAINING = [
     "mformer --train --task wmt14",
     "mformer --search --task wmt14",
 ]
+
+
+def test_a_comment_line_is_the_title_of_a_group(capsys):
+    parse("")
+    printed = capsys.readouterr().out
+    settings, training = printed.split("\nsettings:")[1].split("\ntraining:")
+    assert "--dry_run" in settings
+    assert "--batch" not in settings
+    assert "--batch" in training
+    assert "departure" not in printed
 
 
 def every_preset():
