@@ -599,17 +599,6 @@ def test_averages_are_those_of_table_1():
     assert means == pytest.approx({"Score": 78.3, "Avg.": 78.9}, abs=0.05)
 
 
-def test_the_best_setting_of_the_grid_is_reported(flags, whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(atb, "GRID", [(1e-5, 1), (0.1, 3)])
-    run_here("--finetune", "SST-2,MLM-saved", *flags, "--init", whole, "--grid", "--out", tmp_path)
-    jobs = [read_json(path) for path in (tmp_path / "jobs").glob("*.json")]
-    result = read_json(tmp_path / "done.json")
-    assert len(jobs) == 2
-    assert result["tasks"]["SST-2"]["median"] == max(job["metrics"]["main"] for job in jobs)
-    mlm = result["mlm"]
-    assert mlm["main"] == pytest.approx(1 - mlm["loss"] / math.log(300))
-
-
 def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, measured):
     run = ["--search", *flags, "--latency_archs", "3", "--speedup", "1e5", "--out", tmp_path]
     for _ in range(2):  # the second call measures nothing again

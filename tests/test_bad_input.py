@@ -134,7 +134,6 @@ DATA = [
     (TRANSLATE, "train.de", copy("pairs", drop("train.de"))),
     (PRETRAIN, "there is no such file or folder"),
     (PRETRAIN, "no text", put("a.txt", " \n\t\n\r\n")),
-    (PRETRAIN + " --vocab_size 9", "smaller than required_chars", LONG_TEXT),
     (PRETRAIN + " --tokenizer {here}/x.model", "not a SentencePiece model", LONG_TEXT,
      put("x.model", BOMB)),
     (WORDS, "[MASK]", LONG_TEXT, put("vocab.txt", SUBWORDS.replace("[MASK]\n", ""))),
@@ -187,9 +186,6 @@ FOLDERS = [
 FLAGS = [  # more of them in test_cli.py
     (BEGIN["albert"] + " --device cuda:99", "--device cuda:99"),
     (BEGIN["albert"] + " --hidden 30 --heads 4", "hidden 30"),
-    (BEGIN["albert"] + " --vocab_size 77", "77"),
-    (BEGIN["albert"] + " --batch 9 --accumulate 2", "--accumulate"),
-    (BEGIN["autobert_zero"] + " --arch 'Q @ K.T'", "head dim"),
     (BEGIN["autotinybert"] + " --teacher {autotinybert} --setting distill", "2 heads"),
     ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "leave these flags out"),
     (f"mformer --search {SEARCHES['mformer']} --layers 1 --ffn 16", "the rankers need 20"),

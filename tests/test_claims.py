@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, slow
 
 from tests.claims import albert, autobert_zero, autotinybert, mformer, page, study
-from tests.claims.study import Claim, Interval
+from tests.claims.study import Interval
 
 CLAIMS = ROOT / "tests" / "claims"
 PAPERS = {
@@ -32,15 +32,6 @@ AROUND = (0, -1, 1, 9)
 ])
 def test_verdicts(intervals, least, expected):
     assert study.verdict([Interval(*each) for each in intervals], least) == expected
-
-
-def test_intervals_are_paired_and_of_student():
-    claim = Claim("name", "says", "paper", [("a", "b"), ("a", "not measured")])
-    runs = {"a": [3.0, 5.0, 4.0], "b": [1.0, 2.0, 3.0]}
-    (label, measured), = study.differences(claim, runs).items()
-    assert label == "a 4.000, b 2.000"
-    half = 4.303 / 3 ** 0.5
-    assert measured == pytest.approx((2, 2 - half, 2 + half, 3))
 
 
 def test_the_page_is_what_the_results_say():

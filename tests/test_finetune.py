@@ -62,22 +62,6 @@ def test_flags_override_the_recipe(demo, tokenizer):
     assert recipe.epochs == 0.5
 
 
-def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
-    task = tasks["CoLA"]
-    assert task.steps == 6  # 40 examples, 3 batches an epoch
-    whole = [
-        batch["index"].tolist()
-        for _, batch in zip(range(7), task.batches(seed=1))
-    ]
-    resumed = [
-        batch["index"].tolist()
-        for _, batch in zip(range(3), task.batches(1, start=4))
-    ]
-    assert resumed == whole[4:]
-    assert sorted(sum(whole[:3], [])) == sorted(sum(whole[3:6], [])) == list(range(40))
-    assert whole[:3] != whole[3:6]
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_true_answers_score_one(tasks, name, tmp_path):
     """A perfect model's outputs are collected in the file's order and score 1 by every metric."""

@@ -1,6 +1,5 @@
 """Tokenizers: released rules (expected ids checked once against Hugging Face's slow tokenizers),
 offsets, training."""
-import pickle
 import random
 import re
 from unittest import mock
@@ -131,12 +130,3 @@ def test_foreign_model_is_read_by_subword_names(text, tmp_path):
     tokenizer = load_tokenizer(tmp_path / "a.model")
     assert (tokenizer.unk_id, tokenizer.pad_id) == (0, 1)
     assert (tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id) == (2, 3, 4)
-
-
-def test_save_and_pickle(kinds, tmp_path):
-    for number, tokenizer in enumerate(kinds):
-        target = tokenizer.save(tmp_path / str(number))
-        assert target.read_bytes() == tokenizer.path.read_bytes()
-        for copy in (load_tokenizer(target.parent), pickle.loads(pickle.dumps(tokenizer))):
-            assert copy.lower == tokenizer.lower  # case is kept, or not, as it was
-            assert copy.encode("The dog") == tokenizer.encode("The dog")
