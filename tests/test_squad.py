@@ -148,6 +148,13 @@ def by_id(*values):
     return {f"q{i}": value for i, value in enumerate(values)}
 
 
+def test_evaluate_version_1():
+    questions = questions_with(("cat", "a big cat"), ("dog",), ("the", "x y"), ("The",))
+    result = squad.evaluate(questions, by_id("big cat!", "dog house", "y", "an"))
+    f1 = 100 * (1 + 2 / 3 + 2 / 3 + 0) / 4
+    assert result == {"exact": 50.0, "f1": pytest.approx(f1), "total": 4}
+
+
 def test_evaluate_version_2_and_its_threshold():
     """q2 and q5 are withdrawn at 0. The answer "the" is empty after normalisation. All withdrawn: 2
     right; by odds come q0 +1, q4 0, q3 +2/3 (exact 0), q5 +1, q2 -1, q1 0."""
