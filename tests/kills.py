@@ -41,7 +41,7 @@ def as_program(words, log):
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
-def start(command, out, *launch, wait=True):
+def start(command, out, *launch):
     """The process of a command, leader of a group of its own; launch: torchrun's flags. Waits until
     the run has taken its lock: what it imports is not worth killing."""
     program, *words = shlex.split(command)
@@ -52,7 +52,7 @@ def start(command, out, *launch, wait=True):
     process.start()
     lock = out / "run.lock"
     before = time.time()
-    while wait and process.is_alive() and not (lock.exists() and lock.stat().st_mtime > before):
+    while process.is_alive() and not (lock.exists() and lock.stat().st_mtime > before):
         time.sleep(0.01)
     return process
 
@@ -83,7 +83,10 @@ def begin(whole, out):
 def content(path):
     """The content of a file."""
     if path.suffix in (".json", ".jsonl"):
-        return [json.loads(line) for line in re.split(r"\n(?={)", path.read_text().strip())]
+        return [
+            json.loads(line)
+            for line in re.split(r"\n(?={)", path.read_text().strip())
+        ]
     return torch.load(path, weights_only=True) if path.suffix == ".pt" else path.read_bytes()
 
 
@@ -93,7 +96,10 @@ def same(one, two):
         return one.dtype == two.dtype and torch.equal(one, two)
     if isinstance(one, dict):
         keys = one.keys() - OWN
-        return keys == two.keys() - OWN and all(same(one[key], two[key]) for key in keys)
+        return keys == two.keys() - OWN and all(
+            same(one[key], two[key])
+            for key in keys
+        )
     if isinstance(one, (list, tuple)):
         return len(one) == len(two) and all(map(same, one, two))
     return one == two
@@ -108,7 +114,11 @@ def differences(whole, other):
     """Names of the files that are not in both folders, or not the same there."""
     one = files_of(whole)
     two = files_of(other)
-    changed = {name for name in one & two if not same(content(whole / name), content(other / name))}
+    changed = {
+        name
+        for name in one & two
+        if not same(content(whole / name), content(other / name))
+    }
     return sorted((one ^ two) | changed)
 
 

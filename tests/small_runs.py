@@ -91,7 +91,10 @@ def make_ready(demo, root):
         lines = Path(f"{demo['train_text']}.{end}").read_text().split("\n")[:40]
         write(root / "pairs" / f"train.{end}", "\n".join(lines) + "\n")
     for name in ("data_batch_1.bin", "test_batch.bin"):
-        write(root / "cifar10" / name, Path(demo["cifar10"], name).read_bytes()[:40 * 3073])
+        write(
+            root / "cifar10" / name,
+            Path(demo["cifar10"], name).read_bytes()[:40 * 3073]
+        )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.perf_counter", lambda: 7.0)
         made = "data/prepare corpus --corpus {root}/text.txt --to {corpus} --vocab_size 300"

@@ -1,7 +1,5 @@
 """One paper file in another project: copied into an empty folder, without common/ and data/, it
 runs its example."""
-import os
-import pty
 import runpy
 import shutil
 import subprocess
@@ -35,18 +33,6 @@ def test_a_command_of_a_file_alone_names_what_it_lacks(name, tmp_path, monkeypat
     assert printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_terminal_shows_a_line_before_torch_is_imported(name, tmp_path):
-    (tmp_path / "torch.py").write_text("raise SystemExit(7)")
-    ours, theirs = pty.openpty()
-    result = subprocess.run(
-        [sys.executable, ROOT / f"{name}.py", "--help"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, stderr=theirs)
-    os.close(theirs)  # so that reading nothing is an error and not a wait
-    assert result.returncode == 7
-    assert os.read(ours, 99).startswith(b"importing torch")
-
-
 def test_autotinybert(tmp_path):
     """The smallest and the largest sub-model have learnt (guessing is 3.4), and a generation keeps
     the limit."""
@@ -71,22 +57,15 @@ def test_autobert_zero(tmp_path):
 
 def test_albert(tmp_path):
     """Sentence order is learnt from text that tells it, and shared blocks count once."""
-    *steps, one, three, attention_alone, twelve = run_alone("albert", tmp_path)
+    *steps, shared, apart = run_alone("albert", tmp_path)
     assert float(steps[0].split()[-1]) < 0.8
     assert float(steps[-1].split()[-1]) > 0.9
-    lines = [one, three, attention_alone, twelve]
-    sizes = [int(line.split("}")[1].split()[0]) for line in lines]
-    attention = 4 * (32 * 32 + 32) + 64
-    ffn = 2 * 32 * 64 + 32 + 64 + 64
-    expected = [0, 2 * (attention + ffn), 11 * ffn, 11 * (attention + ffn)]
-    assert [size - sizes[0] for size in sizes] == expected
-    assert all(line.endswith("gradients everywhere: True") for line in lines)
+    block = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    assert int(apart.split()[1]) - int(shared.split()[1]) == 11 * block
 
 
 def test_mformer(tmp_path):
-    shape, best, first, wall, flops = run_alone("mformer", tmp_path)
+    shape, best, first = run_alone("mformer", tmp_path)
     assert shape == "(2, 300, 64), without its padding the same: True"
     assert best.endswith("layers 3, hidden 64, types ('linear', 'linear', 'linear')")
     assert first == "what matters most: types"
-    assert float(wall.split()[-1]) > 0
-    assert float(flops.split()[-1]) == pytest.approx(2.6, abs=0.3)

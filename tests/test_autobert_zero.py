@@ -65,20 +65,6 @@ def test_a_legal_search_graph_is_one_in_which_tokens_see_each_other():
         assert (abz.why_illegal(graph, 12) is None) == changed
 
 
-def test_equal_graphs_have_one_form_whose_order_is_not_that_of_names():
-    rng = random.Random(1)
-    for graph in random_graphs():
-        names = dict(enumerate(rng.sample(range(4), 4)))
-        renamed = []
-        turned = []
-        for op, *operands in graph:
-            renamed.append((op, *[names.get(each, each) for each in operands]))
-            turned.append((op, *operands[::-1 if op == "add" else 1]))
-        renamed = abz.canonical(tuple(renamed))
-        assert [op for op, *_ in renamed] == [op for op, *_ in graph]
-        assert abz.canonical(tuple(turned)) == graph
-
-
 def test_the_text_form_is_read_back_and_shares_sub_expressions():
     rng = random.Random(3)
     for _ in range(20):
@@ -93,11 +79,8 @@ def test_the_text_form_is_read_back_and_shares_sub_expressions():
 
 @pytest.mark.parametrize("text, words", [
     ("Q", "end in an operation"),
-    ("a = Q + K", "end in an operation"),
     ("Q.T", "not tokens x head dim"),
-    ("cos(Q)", "not a formula.* x.T, neg, scale, softmax, "),
-    ("Q +", "not a formula"),
-    ("a = b = Q; a + K", "not a formula"),
+    ("cos(Q)", "not a formula"),
     ("__import__('os')", "not a formula"),
     ("Q @ K", "do not fit"),
     ("softmax(Q)", "reads 2 to 4"),
@@ -197,27 +180,7 @@ def test_flags_that_do_not_go_together_are_refused(words, message):
 # Padding
 
 
-def test_padding_changes_nothing_in_random_graphs():
-    """Outputs at real tokens are those of the unpadded input, for any filling; padding gets no
-    gradient."""
-    real = 5
-    for number, graph in enumerate(random_graphs()):
-        inputs = random_inputs(graph, tokens=real, seed=number)
-        expected = abz.run_graph(graph, inputs)
-        for extra, filling in ((2, 0.0), (2, 30.0), (9, -3.0)):
-            padding = filling * torch.randn(2, 2, extra, 4, dtype=torch.float64)
-            padded = {
-                key: torch.cat([value, padding], 2).requires_grad_()
-                for key, value in inputs.items()}
-            mask = (torch.arange(real + extra) < real).repeat(2, 1)
-            output = abz.run_graph(graph, padded, mask)[:, :, :real]
-            assert_close(output, expected, rtol=1e-8, atol=1e-8, msg=abz.formula(graph))
-            output.square().sum().backward()
-            for value in padded.values():
-                assert value.grad is None or not value.grad[:, :, real:].any()
-
-
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(12))
 def test_padding_changes_nothing_in_whole_models(number):
     cfg = dataclasses.replace(TINY, layers=4)
     fixed = [(3, 65, 9, 31), abz.read_arch("autobert-zero", 4), abz.read_arch("bert", 4)]
@@ -357,17 +320,6 @@ def test_ucb_is_equation_3():
     assert scores == pytest.approx(expected)
 
 
-def test_probabilities_explore_and_exploit():
-    priority = abz.OperationPriority([], abz.Config(alpha=1.0))
-    for op, score in [("neg", -1), ("add", 1)] * 10 + [("scale", 0)]:
-        priority.add(abz.OPS, 1, op, score)
-    chances = dict(zip(abz.OPS, priority.probabilities(abz.OPS, 1)))
-    assert chances["scale"] > chances["add"] > chances["neg"]
-    assert min(chances.values()) >= 0.01  # no option dies out (D9)
-    legal = priority.probabilities(abz.OPS, 0, ("neg", "add"))
-    assert [value for value in legal if value] == pytest.approx([0.5, 0.5])
-
-
 def test_priorities_follow_scores_by_position():
     history = [
         line(0, "softmax(Q) + K | conv3", 0.9),
@@ -484,18 +436,6 @@ def test_next_sentence_pairs():
     assert torch.equal(length[:300], torch.where(elsewhere, 1, 2))
 
 
-def test_short_sequences_come_first_and_no_sequence_twice():
-    cfg = dataclasses.replace(TINY, steps=4, batch=8, accumulate=2, length=64, short=0.5)
-    numbers = {16: [], 64: []}
-    for rank, step in itertools.product(range(2), range(4)):
-        ranks = abz.Ranks(rank, 2, torch.device("cpu"))
-        for own, first, count in abz.micro_batches(cfg, ranks, 40, step):
-            assert own.length == (16 if step < 2 else 64)
-            numbers[own.length] += range(first, first + count)
-    assert sorted(numbers[16]) == [*range(160, 224)]
-    assert sorted(numbers[64]) == [*range(56, 72)]
-
-
 def test_a_batch_without_labels_has_a_loss():
     logits = torch.randn(3, 2, requires_grad=True)
     none = torch.full((3,), -100)
@@ -510,7 +450,7 @@ def test_a_batch_without_labels_has_a_loss():
 # The network as code
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(3))
 def test_the_written_module_gives_our_outputs(number, tmp_path):
     """On padded batches; the module imports torch alone."""
     cfg = dataclasses.replace(TINY, layers=12, embedding=8 if number % 2 else 0)

@@ -1,17 +1,14 @@
 """autobert_zero.py as a program: what its actions write and how they end."""
 import contextlib
 import io
-import itertools
 import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import filled, slow
+from conftest import filled
 from small_runs import SEARCHES
 
 import autobert_zero as abz
@@ -149,38 +146,6 @@ def test_an_exported_network_cuts_its_inputs_as_predict_does(
     torch.testing.assert_close(logits, predicted[0])
 
 
-ALONE = """
-import net, sentencepiece, torch
-batch = net.encode(sentencepiece.SentencePieceProcessor(model_file="spiece.model"), *{texts})
-print(net.LABELS, batch["ids"].tolist(), net.load("net.pt").eval()(batch).tolist(), sep="\\n")
-"""
-
-
-@pytest.mark.parametrize("task, labels", [
-    ("RTE", ("entailment", "not_entailment")),
-    slow("SQuAD1.1", ("start", "end")),
-])
-def test_a_tuned_model_answers_alone_in_an_empty_folder(searched, tmp_path, task, labels):
-    """With torch and sentencepiece, from two texts."""
-    texts = "The  ``Cat'' sees a Dög .", "a dog"
-    tokenizer = load_tokenizer(searched[0])
-    model = keep_tuned(tmp_path / task, task, tokenizer)
-    folder = tmp_path / "alone"
-    folder.mkdir()
-    init = str(tmp_path / task)
-    assert abz.main(["--export", str(folder / "net.py"), "--init", init]) == 0
-    command = [sys.executable, "-E", "-c", ALONE.format(texts=texts)]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    names, ids, logits = result.stdout.splitlines()
-    first, second = map(tokenizer.encode, texts)
-    row = [tokenizer.cls_id, *first, tokenizer.sep_id, *second, tokenizer.sep_id]
-    segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
-    assert names == str(labels)
-    assert json.loads(ids) == [row]
-    batch = {"ids": torch.tensor([row]), "segments": torch.tensor([segments])}
-    torch.testing.assert_close(torch.tensor(json.loads(logits)), model(batch))
-
-
 def test_the_preset_of_the_weights_comes_with_them(ready, tmp_path):
     """A base model is fine-tuned as base; a flag overrides."""
     shutil.copytree(ready["autobert_zero"], tmp_path, dirs_exist_ok=True)
@@ -193,44 +158,6 @@ def test_the_preset_of_the_weights_comes_with_them(ready, tmp_path):
     expected = {"preset": "base", "length": 96, "dropout": 0.3, "layers": 1, "runs": 1,
                 "tokenizer": str(tmp_path), "finetune_epochs": None, "finetune_lr": 1e-3}
     assert {name: getattr(cfg, name) for name in expected} == expected
-
-
-def test_the_grid_trains_every_setting_once_and_keeps_one_model(ready, tmp_path, monkeypatch):
-    seen = []
-    models = []
-
-    def train(task, cfg, arch, source, folder, data, run):
-        seen.append((cfg.finetune_lr, cfg.weight_decay))
-        assert cfg.eval_every == 10
-        folder.mkdir()
-        (folder / "checkpoint.pt").touch()
-        models.append(len([*tmp_path.glob("jobs/*/checkpoint.pt")]))
-        score = 0.5 if len(seen) == 4 else len(seen) / 100
-        return {"job": folder.name, "task": task.name, "setting": seen[-1], "start": "",
-                "diverged": None, "metrics": {"matthews": score, "main": score},
-                "headline": "matthews", "majority_baseline": 0.0, "constant": ""}
-
-    monkeypatch.setattr(abz, "train_task", train)
-    more = "--arch", "conv3 | conv5", "--grid", "--runs", "1"
-    assert abz.main(arguments(ready, "--finetune CoLA", tmp_path, *more)) == 0
-    rates = [1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5]  # App. D.2
-    assert seen == [*itertools.product(rates, [0.1, 0.01])]
-    assert max(models) == 2
-    best = read_json(tmp_path / "done.json")["tasks"]["CoLA"]
-    assert tuple(best["setting"]) == seen[3]
-    kept = [path.parent.name for path in tmp_path.glob("jobs/*/checkpoint.pt")]
-    assert kept == [best["job"]]
-
-
-@pytest.mark.parametrize("flags, steps, micro_batch", [
-    ("--preset small", 3300000, 320),
-    ("--preset small --steps 7 --batch 4", 7, 4),
-    ("", 3000, 32),
-])
-def test_describe_is_about_pre_training(flags, steps, micro_batch, capsys):
-    assert abz.main(["--describe", *flags.split()]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert (result["steps"], result["micro_batch"]) == (steps, micro_batch)
 
 
 def test_recipes_are_the_papers():

@@ -9,7 +9,6 @@ called with the line's folder and the ready ones. All run in this process, below
 """
 import fcntl
 import io
-import json
 import os
 import pickle
 import re
@@ -20,7 +19,7 @@ import zipfile
 import pytest
 import torch
 from conftest import filled
-from small_runs import ARCH, FEW, TRAINED, TUNED, call, write
+from small_runs import ARCH, FEW, SEARCHES, TRAINED, TUNED, call, write
 
 
 # --- what the lines stand on ----------------------------------------------------------------------
@@ -36,7 +35,11 @@ def limited(ready):
 
 def the_line(printed):
     """The one line of stderr that says what is wrong; no traceback stands above it."""
-    lines = [line.rsplit("\r", 1)[-1] for line in printed.split("\n") if "error: " in line]
+    lines = [
+        line.rsplit("\r", 1)[-1]
+        for line in printed.split("\n")
+        if "error: " in line
+    ]
     assert len(lines) == 1 and "Traceback" not in printed, printed
     assert " error: " in lines[0][:30], "the message is not on a line of its own: " + lines[0]
     return lines[0]
@@ -67,20 +70,11 @@ def drop(name):
     return lambda here, ready: (here / name).unlink()
 
 
-def entries(name, **values):
-    """Change entries of a JSON file."""
-    return edit(name, lambda content: json.dumps({**json.loads(content), **values}).encode())
-
-
-def words(how):
-    """Change albert.py's token embeddings in checkpoint.pt."""
-    def change(here, ready):
-        state = torch.load(here / "checkpoint.pt", weights_only=True)
-        model = state["owned"]["model"]
-        name = "encoder.token_embedding.weight"
-        model[name] = how(model[name])
-        torch.save(state, here / "checkpoint.pt")
-    return change
+def broken(here, ready):
+    """NaN in the token embeddings of albert.py."""
+    state = torch.load(here / "checkpoint.pt", weights_only=True)
+    state["owned"]["model"]["encoder.token_embedding.weight"].fill_(float("nan"))
+    torch.save(state, here / "checkpoint.pt")
 
 
 def flipped(content):
@@ -133,25 +127,18 @@ SUBWORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nman\nsat\n"
 DATA = [
     (tuning("CoLA"), "CoLA/train.tsv: no such file & --glue"),
     (tuning("CoLA"), "train.tsv & UTF-16", copy("glue", put("CoLA/train.tsv", UTF16))),
-    (tuning("CoLA"), "train.tsv & :1: not UTF-8",
-     copy("glue", put("CoLA/train.tsv", b"x\t1\t\tcaf\xe9\n"))),
     (tuning("SQuAD2.0"), "train-v2.0.json: no such file & --squad"),
     (tuning("RACE"), "train/middle: no passages"),
     (IMAGES, "data_batch_*.bin"),
-    (IMAGES, "label 77", copy("cifar10", edit("data_batch_1.bin", lambda old: b"\x4d" + old[1:]))),
     (IMAGES, "3073-byte records", copy("cifar10", edit("data_batch_1.bin", lambda old: old[:-1]))),
     (TRANSLATE, "train.de", copy("pairs", drop("train.de"))),
     (PRETRAIN, "there is no such file or folder"),
     (PRETRAIN, "no text", put("a.txt", " \n\t\n\r\n")),
-    (PRETRAIN + " --vocab_size 9", "smaller than required_chars", LONG_TEXT),
     (PRETRAIN + " --tokenizer {here}/x.model", "not a SentencePiece model", LONG_TEXT,
      put("x.model", BOMB)),
     (WORDS, "[MASK]", LONG_TEXT, put("vocab.txt", SUBWORDS.replace("[MASK]\n", ""))),
-    (WORDS, "one document", put("a.txt", "A man sat on a mat. "), put("vocab.txt", SUBWORDS)),
     (PREPARED, "spiece.model", copy("corpus", drop("spiece.model"))),
     (PREPARED, "tokens.bin & cut short", copy("corpus", edit("tokens.bin", half))),
-    (PREPARED, "another tokenizer", copy("corpus", entries("meta.json", tokenizer="00"))),
-    (PREPARED, "documents.bin", copy("corpus", edit("documents.bin", lambda old: old[::-1]))),
 ]
 
 
@@ -170,11 +157,9 @@ INIT = [
     init("albert", "checkpoint.pt", edit("checkpoint.pt", half)),
     *(init(each, "checkpoint.pt & checksum", edit("checkpoint.pt", flipped)) for each in TRAINED),
     init("albert", "checkpoint.pt", put("checkpoint.pt", BOMB)),
-    init("albert", "NaN or infinite", words(lambda value: value.fill_(float("nan")))),
-    init("albert", "torch.int8", words(torch.Tensor.char)),
-    init("albert", "of --init has 7", words(lambda _: torch.zeros(7, 3))),
-    init("albert", "no run folder of albert.py", entries("config.json", program="mformer")),
-    ("mformer --evaluate --init {here}", "no run folder of mformer.py", put("config.json", "{}")),
+    init("albert", "NaN or infinite", broken),
+    init("albert", "no run folder of albert.py", put("config.json", {"program": "mformer"})),
+    ("mformer --evaluate --init {here}", "no run folder of mformer.py", put("config.json", {})),
     (TUNED.replace("{albert}", "{tuned}"), "name one of its models"),
     (HF, "safetensors", copy("hf", edit("model.safetensors", half))),
     (HF, "pytorch_model.bin",
@@ -182,7 +167,6 @@ INIT = [
     ("autotinybert --finetune CoLA --glue {glue} --init {here}/hf", "only bert and electra",
      copy("hf", to="hf")),
 ]
-RECORD = {"program": "albert", "action": "export", "settings": {"layers": 7}, "argv": []}
 BEGIN = {  # an action of each file
     "albert": "albert --pretrain --corpus {corpus}",
     "autobert_zero": "autobert_zero --pretrain --corpus {corpus}",
@@ -192,7 +176,6 @@ BEGIN = {  # an action of each file
 FOLDERS = [
     (BEGIN["albert"], "no run folder", put("out/mine.txt", "")),
     (BEGIN["albert"], "process 7 on elsewhere", held),
-    (BEGIN["albert"], "albert.py --export", put("out/config.json", RECORD)),
     ("albert --export {here} --init {albert}", "not empty", put("mine.txt", "")),
     ("autobert_zero --export {here}/net.py --init {autobert_zero}", "already",
      put("net.pt", "theirs")),
@@ -202,20 +185,14 @@ FOLDERS = [
      LONG_TEXT, copy("corpus")),
 ]
 FLAGS = [  # more of them in test_cli.py
-    (BEGIN["albert"] + " --batch 0", "--batch 0"),
     (BEGIN["albert"] + " --device cuda:99", "--device cuda:99"),
     (BEGIN["albert"] + " --hidden 30 --heads 4", "hidden 30"),
-    (BEGIN["albert"] + " --vocab_size 77", "77"),
-    (BEGIN["albert"] + " --batch 9 --accumulate 2", "--accumulate"),
-    (BEGIN["autobert_zero"] + " --arch 'Q @ K.T'", "head dim"),
     (BEGIN["autotinybert"] + " --teacher {autotinybert} --setting distill", "2 heads"),
-    (BEGIN["mformer"] + " --image 30 --patch 7", "--image"),
-    ("albert --finetune unknown --init {albert}", "choose from"),
     ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "leave these flags out"),
+    (f"mformer --search {SEARCHES['mformer']} --layers 1 --ffn 16", "the rankers need 20"),
+    (f"autotinybert --evolve {SEARCHES['autotinybert']} --init {{autotinybert}}", "never trained"),
     *((f"{command} --arch {{here}}/best.json", "best.json", put("best.json", {"arch": 7}))
       for command in (BEGIN["autobert_zero"], BEGIN["mformer"])),
-    ("albert --predict {here}/mine.tsv --init {albert}", "no model that was fine-tuned on a task",
-     put("mine.tsv", "sentence\nA man sat.\n")),
     ("albert --predict {here}/mine.tsv --init {tuned}/CoLA", "mine.tsv:1: no column is named",
      put("mine.tsv", "text\nA man sat.\n")),
 ]
@@ -274,9 +251,7 @@ KEPT = [  # each would have to delete or overwrite what it reads, or what others
      ALBERT),
     (TRAINED["albert"] + " --tokenizer {here}/out/spiece.model --restart", "lies in", ALBERT),
     (TRAINED["albert"], "no run folder", put("out/log.jsonl", "theirs")),
-    ("albert --pretrain --corpus typo.txt --restart", "typo", ALBERT),  # mistyped paths
-    (TUNED.replace("{glue}", "typo") + " --restart", "typo", copy("tuned", to="out")),
-    (TRAINED["mformer"] + " --train_text typo --restart", "typo", copy("mformer", to="out")),
+    (TUNED.replace("{glue}", "typo") + " --restart", "typo", copy("tuned", to="out")),  # mistyped
 ]
 
 
@@ -313,20 +288,11 @@ def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(
 
 def test_a_vocabulary_of_equal_size_and_other_subwords_is_refused(ready, fails, monkeypatch):
     text = (ready["corpus"].parent / "text.txt").read_text()
-    write(fails.here / "text.txt", "\n".join(line[::-1] for line in text.split("\n")))
+    write(
+        fails.here / "text.txt",
+        "\n".join(line[::-1] for line in text.split("\n"))
+    )
     make = "data/prepare corpus --corpus here/text.txt --to here/other --vocab_size 300"
     assert not call(make, monkeypatch)
     command = "albert --pretrain --init {albert} --length 60 --corpus here/other"
     assert "other pieces" in fails(f"{command} --tokenizer here/other/spiece.model")
-
-
-def test_changed_data_of_a_run_is_refused_and_data_that_it_does_not_read_may_change(
-        ready, fails, monkeypatch):
-    glue = shutil.copytree(ready["glue"], fails.here / "glue")
-    command = TUNED.replace("{glue}", "{here}/glue")
-    arguments = {**ready, "here": fails.here}
-    assert not call(filled(command + " --out {here}/out", **arguments), monkeypatch)
-    write(glue / "RTE" / "train.tsv", "another")
-    assert not call(filled(command + " --out {here}/out", **arguments), monkeypatch)
-    assert "CoLA/dev.tsv has changed since" in fails(
-        command, put("glue/CoLA/dev.tsv", "another"))

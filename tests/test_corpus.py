@@ -17,7 +17,7 @@ from common.tokenization import load_tokenizer
 from data import inputs, text as module
 from data.corpus import Corpus, Segments, join
 from data.text import (
-    Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences, train_sentencepiece)
+    Layout, chunks, layout_of, prepare_corpus, read_documents, split_sentences)
 
 WORDS = [f"w{i}" for i in range(3000)]
 SENTENCES = [
@@ -36,7 +36,10 @@ def sentence_text(documents):
     rng = np.random.default_rng(0)
     lines = []
     for count in documents:
-        lines += [" ".join(rng.choice(WORDS, rng.integers(3, 13))) for _ in range(count)]
+        lines += [
+            " ".join(rng.choice(WORDS, rng.integers(3, 13)))
+            for _ in range(count)
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -78,12 +81,10 @@ def test_split_sentences(text, sentences):
     assert split_sentences(text) == sentences
 
 
-@pytest.mark.parametrize("width", [40, 100])
-def test_wrapped_prose_is_joined_then_split(tmp_path, width):
+def test_wrapped_prose_is_joined_then_split(tmp_path):
     """A file of paragraphs is one document."""
-    paragraphs = [SENTENCES[k % 4:] + SENTENCES * (k % 3 + 1) for k in range(12)]
-    blocks = [textwrap.fill(" ".join(sentences), width) for sentences in paragraphs]
-    text = "\n\n".join(blocks).replace("\n", "\r\n")
+    paragraphs = [SENTENCES, SENTENCES[2:], SENTENCES * 3] * 4
+    text = "\r\n\r\n".join(textwrap.fill(" ".join(each), 40) for each in paragraphs)
     layout = layout_of(write(tmp_path / "a.txt", text))
     assert layout == Layout(wrapped=True, split=True, blank_ends=False)
     assert read_documents(text, layout) == [sum(paragraphs, [])]
@@ -99,13 +100,6 @@ def test_sentence_lines_are_taken_as_they_are(tmp_path, text):
     assert layout == Layout(wrapped=False, split=False, blank_ends=True)
     documents = [block.split("\n") for block in text.strip().split("\n\n")]
     assert read_documents(text, layout) == documents
-
-
-def test_documents_in_prose_are_bounded():
-    layout = Layout(wrapped=True, split=True, blank_ends=False)
-    documents = read_documents(textwrap.fill(PROSE * 2000, 70), layout)
-    sizes = [len("".join(document)) for document in documents]
-    assert module.LONGEST_DOCUMENT < max(sizes) < module.LONGEST_DOCUMENT + 200
 
 
 @pytest.mark.parametrize("text", [sentence_text([30] * 20), "中文" * 3000, PROSE * 100])
@@ -147,28 +141,24 @@ def test_workers_do_not_change_the_files(tmp_path, tokenizer, monkeypatch):
             assert np.array_equal(getattr(corpus, name), getattr(whole, name))
 
 
-@pytest.mark.parametrize("what", ["read_documents", "sentencepiece.SentencePieceTrainer.train"])
-def test_workers_are_killed_when_the_program_is_told_to_stop(
-        what, tmp_path, tokenizer, monkeypatch):
-    """As by SIGTERM, while the caller waits. A worker trains the vocabulary too."""
+def test_workers_are_killed_when_the_program_is_told_to_stop(tmp_path, tokenizer, monkeypatch):
+    """As by SIGTERM, while the caller waits."""
     def too_long(*_, **more):
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # C++ lets no handler run
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
         time.sleep(8)
 
     def stop(*_):
         raise Stop
-    monkeypatch.setattr(f"data.text.{what}", too_long)
+    monkeypatch.setattr("data.text.read_documents", too_long)
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     began = time.monotonic()
     with pytest.raises(Stop):
         text = write(tmp_path / "text.txt", "w1 w2\n")
         prepare_corpus([text], tokenizer, tmp_path / "out", workers=2)
-        train_sentencepiece([text], tmp_path / "spiece.model", 30)
     signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - began < 5
     assert not multiprocessing.active_children()
-    assert what != "read_documents" or not list(tmp_path.glob("out/*"))
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "meta.json", "vocabulary.json", "vocab.txt"])
@@ -245,78 +235,57 @@ def test_examples_are_consecutive_text_of_one_document_cut_at_sentences(
         make, documents, length, tmp_path):
     """And "other" is text of another document, not from its beginning."""
     rng = np.random.default_rng(0)
-    sizes = rng.choice([3, 5, 8, 13, 40], sum(documents))
-    corpus = numbered(tmp_path, sizes, documents)
-    examples = parts(make(corpus, 0, 2000, length, 1))
+    corpus = numbered(
+        tmp_path,
+        rng.choice([3, 5, 8, 13, 40], sum(documents)),
+        documents
+    )
+    segments = parts(make(corpus, 0, 2000, length, 1))
     column = torch.arange(length)
-    for tokens, size in examples:  # consecutive, padded with 0
-        assert torch.equal(tokens, (tokens[:, :1] + column) * (column < size[:, None]))
-    (start, size_a), (middle, size_b), (other, size_other) = [
-        (tokens[:, 0].numpy(), size.numpy()) for tokens, size in examples]
-    assert (size_a > 0).all()
-    assert (size_a + np.maximum(size_b, size_other) <= length).all()
-    ours = document_of(corpus, start)
-    end = start + size_a + size_b
-    assert np.array_equal(ours, document_of(corpus, end - 1))
-    pairs = size_b > 0
-    assert pairs.mean() > 0.4
-    assert np.array_equal(middle[pairs], (start + size_a)[pairs])
-    told = size_other > 0
-    assert not told[~pairs].any()
-    assert told.sum() >= (0.8 * pairs.sum() if len(documents) > 1 else 0)
-    theirs = document_of(corpus, other)
+    for tokens, size in segments:  # consecutive, padded with 0
+        assert torch.equal(
+            tokens,
+            (tokens[:, :1] + column) * (column < size[:, None])
+        )
+    begins = [tokens[:, 0].numpy() for tokens, _ in segments]
+    sizes = [size.numpy() for _, size in segments]
+    ends = [begin + size for begin, size in zip(begins, sizes)]
+    assert (sizes[0] > 0).all()
+    assert (sizes[0] + np.maximum(sizes[1], sizes[2]) <= length).all()
+    paired = sizes[1] > 0
+    assert paired.mean() > 0.4
+    assert np.array_equal(begins[1][paired], ends[0][paired])
+    ours = document_of(corpus, begins[0])
+    assert np.array_equal(
+        ours,
+        document_of(corpus, begins[0] + sizes[0] + sizes[1] - 1)
+    )
+    told = sizes[2] > 0
+    assert told.sum() >= (0.8 * paired.sum() if len(documents) > 1 else 0)
+    theirs = document_of(corpus, begins[2])
     assert (theirs != ours)[told].all()
-    assert (other != corpus.bounds[0][theirs])[told].all()
-    cuts = [middle[pairs], other[told]]
+    assert (begins[2] != corpus.bounds[0][theirs])[told].all()
+    cuts = [begins[1][paired], begins[2][told]]
     if make == RUNS:
-        cuts += [start[pairs], end[pairs], (other + size_other)[told]]
-    else:
-        assert np.array_equal(size_other[told], size_b[told])
+        cuts += [
+            begins[0][paired],
+            ends[1][paired],
+            ends[2][told]
+        ]
     assert np.isin(np.concatenate(cuts), corpus.sentences).all()
 
 
-@pytest.mark.parametrize("make, short", [(SEGMENTS, 0.0), (SEGMENTS, 0.1), (RUNS, 0.1)])
-@pytest.mark.parametrize("least, most, length", [(510, 1018, 128), (1019, 2000, 512)])
-def test_all_parts_of_a_document_are_shown_about_as_often(
-        least, most, length, make, short, tmp_path):
-    """By tenths of the documents and their ends. Segments that are not drawn short show each token
-    once an epoch; runs of whole sentences leave out what does not fit."""
-    rng = np.random.default_rng(0)
-    lengths = []
-    per_document = []
-    for tokens in rng.integers(least, most + 1, 120):
-        ends = rng.lognormal(3.0, 0.6, tokens).clip(3, 120).astype(int).cumsum()
-        sizes = np.diff(np.unique(ends.clip(max=tokens)), prepend=0)
-        lengths.extend(sizes)
-        per_document.append(len(sizes))
-    corpus = numbered(tmp_path, lengths, per_document)
-    examples = make(corpus, 0, 4 * corpus.slots(length - 3), length - 3, 0, short)
-    (tokens, size_a), (_, size_b), _ = parts(examples)
-    start = tokens[:, 0].numpy()
-    change = np.bincount(start, minlength=len(corpus.tokens) + 1)
-    change -= np.bincount(start + (size_a + size_b).numpy(), minlength=len(change))
-    shown = change.cumsum()[:-1]
-    assert short or (shown == 4).all()
-    epochs = np.split(start, 4)
-    assert all((one != other).mean() > 0.9 for one, other in zip(epochs, epochs[1:]))
-    rates = []
-    for begin, end in zip(*corpus.bounds):
-        document = shown[begin:end]
-        pieces = [*np.array_split(document, 10), document[:50], document[-50:]]
-        rates.append([piece.mean() for piece in pieces])
-    rates = np.mean(rates, 0) / shown.mean()
-    assert 0.75 < rates.min()
-    assert rates.max() < 1.25
-
-
-def test_a_tenth_of_the_examples_is_short(tmp_path):
-    corpus = numbered(tmp_path, [10] * 2000, [1000, 1000])
-    (_, size_a), (_, size_b), _ = parts(corpus.segments(0, 20000, 50, seed=1))
-    size = size_a + size_b
-    short = size[size < 50].double()
-    assert len(short) / 20000 == pytest.approx(0.1 * 48 / 49, abs=0.01)
-    assert (short.min(), short.max()) == (2, 49)
-    assert short.mean() == pytest.approx(25.5, abs=1)
+def test_segments_show_each_token_once_an_epoch(tmp_path):
+    corpus = numbered(tmp_path, [10] * 200, [100, 100])
+    epochs = []
+    slots = corpus.slots(30)
+    for epoch in (0, 1):
+        segments = parts(corpus.segments(epoch * slots, slots, 30, seed=0, short_prob=0.0))
+        shown = [tokens[row, :size] for tokens, sizes in segments[:2]
+                 for row, size in enumerate(sizes)]
+        epochs.append(torch.cat(shown).tolist())
+        assert sorted(epochs[-1]) == [*range(2000)]
+    assert epochs[0] != epochs[1]
 
 
 def test_resume_and_ranks(small):
@@ -330,64 +299,41 @@ def test_resume_and_ranks(small):
                                 parts(whole)):
         assert all(map(torch.equal, tokens, expected))
     for other in (make(slots - 20, 64, seed=6), make(2 * slots - 20, 64)):
-        assert not torch.equal(parts(other)[0][0], parts(whole)[0][0])
-
-
-def accuracy(segments, wrong):
-    """Accuracy of linear regression on the second half of the examples, fitted on the first, from
-    the sizes and the tokens at the ends of two parts: is A before B, or (wrong=1) after it, or
-    (wrong=2) is the second part from another document?"""
-    features = []
-    for tokens, size in parts(segments):
-        last = tokens.gather(1, (size - 1).clamp(min=0)[:, None])
-        ends = np.eye(60)[torch.cat([tokens[:, :1], last], 1)].reshape(len(size), -1)
-        features.append(np.column_stack([ends, size / 32, (size / 32) ** 2]))
-    used = (segments.length_b > 0) & (segments.length_other > 0)
-    a, b, other = [each[used] for each in features]
-    true = np.hstack([a, b])
-    false = np.hstack([b, a] if wrong == 1 else [a, other])
-    labels = np.arange(len(a)) % 2 * 2 - 1
-    x = np.where(labels[:, None] > 0, true, false)
-    half = len(x) // 2
-    weight = np.linalg.lstsq(x[:half], labels[:half], rcond=1e-6)[0]
-    return ((x[half:] @ weight > 0) == (labels[half:] > 0)).mean()
+        assert not torch.equal(
+            parts(other)[0][0],
+            parts(whole)[0][0]
+        )
 
 
 @pytest.mark.parametrize("sizes", [(2, 7), (1, 60)])
-def test_whole_sentences_do_not_tell_their_order(sizes, tmp_path):
-    """Text whose order says nothing, but whose sentences begin and end with tokens of their own.
-    Parts that are cut anywhere tell it."""
+def test_the_lengths_of_whole_sentences_do_not_tell_their_order(sizes, tmp_path):
+    """The mean difference of two parts is below a tenth of its standard deviation."""
     rng = np.random.default_rng(0)
-    runs = []
-    cut = []
-    for half in ("1", "2"):
-        documents = rng.integers(*sizes, 60000 // sum(sizes))  # no example twice
-        lengths = rng.lognormal(2.3, 0.6, documents.sum()).clip(3, 60).astype(int)
-        ends = lengths.cumsum()
-        tokens = rng.integers(10, 50, ends[-1])
-        tokens[ends - lengths] = rng.integers(50, 55, len(lengths))
-        tokens[ends - 1] = rng.integers(55, 60, len(lengths))
-        corpus = numbered(tmp_path / half, lengths, documents, tokens)
-        runs.append(corpus.sentence_runs(0, 5000, 60, 1))
-        cut.append(corpus.segments(0, 5000, 60, 1))
-    for wrong in (1, 2):
-        assert accuracy(together(*runs), wrong) == pytest.approx(0.5, abs=0.025)
-    assert accuracy(together(*cut), 1) > 0.65
+    documents = rng.integers(*sizes, 60000 // sum(sizes))  # no example twice
+    lengths = rng.lognormal(2.3, 0.6, documents.sum())
+    lengths = lengths.clip(3, 60).astype(int)
+    runs = numbered(tmp_path, lengths, documents).sentence_runs(0, 5000, 60, 1)
+    used = (runs.length_b > 0) & (runs.length_other > 0)
+    for length in (runs.length_b, runs.length_other):
+        difference = (runs.length_a - length)[used].double()
+        assert difference.mean().abs() < 0.1 * difference.std()
 
 
-def test_held_out_documents(small, tokenizer, monkeypatch):
-    """--held_out: a fraction, evenly spread and capped, or a number of documents."""
+def test_held_out_documents(small, tokenizer):
+    """--held_out: a fraction, evenly spread, or a number of documents."""
     def split(held_out):
         cfg = SimpleNamespace(
             corpus=(str(small.folder),), tokenizer=str(tokenizer.path), held_out=held_out)
-        return inputs.open_text(cfg, Ranks(0, 1, torch.device("cpu")), None)[1:]
+        return inputs.open_text(
+            cfg,
+            Ranks(0, 1, torch.device("cpu")),
+            None
+        )[1:]
     train, dev = split(0.1)
     assert sorted([*train.ids, *dev.ids]) == list(range(40))
     assert np.diff(dev.ids).min() >= 9
-    counts = [len(split(held_out)[1].ids) for held_out in (0.001, 0.5, 1.0, 39.0)]
-    assert counts == [1, 20, 1, 39]
-    monkeypatch.setattr(inputs, "MOST_HELD_OUT", 3)
-    assert len(split(0.5)[1].ids) == 3
+    counts = [len(split(held_out)[1].ids) for held_out in (0.001, 0.5, 39.0)]
+    assert counts == [1, 20, 39]
     with pytest.raises(UserError, match="--held_out 40: .* has 40 documents"):
         split(40.0)
 
@@ -403,25 +349,20 @@ def test_positions_beyond_32_bits(tmp_path):
         file.seek(2 * last)
         file.write(np.arange(1, 1001, dtype=np.uint16))
     write_meta(tmp_path, "uint16", total, 3, 2)
-    corpus = Corpus(tmp_path)
-    (tokens, _), *_ = parts(corpus.collect(8, [(last, 5) * 3]))
+    (tokens, _), *_ = parts(Corpus(tmp_path).collect(8, [(last, 5) * 3]))
     assert tokens.tolist() == [[1, 2, 3, 4, 5, 0, 0, 0]]
-    (_, sizes), *_ = parts(corpus.segments(2**40, 4, 2**20, seed=0, short_prob=0.0))
-    assert sizes.tolist() == [2**20] * 4
 
 
-@pytest.mark.parametrize("empty_b", [False, True])
-def test_join_packs_like_lists(empty_b):
+@pytest.mark.parametrize("empty_b, ids, types, lengths", [
+    (False, [[2, 5, 6, 3, 7, 3, 0], [2, 8, 3, 0, 0, 0, 0]], [4, 5], [6, 3]),
+    (True, [[2, 5, 6, 3, 7, 3, 0], [2, 8, 3, 3, 0, 0, 0]], [4, 5, 10], [6, 4]),
+])
+def test_join(empty_b, ids, types, lengths):
     tokenizer = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0)
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randint(5, 90, (2, 300, 9), generator=generator)
-    size_a = torch.randint(1, 9, (300,), generator=generator)
-    size_b = torch.randint(0, 9, (300,), generator=generator).minimum(9 - size_a)
-    ids, types, lengths = join(a, size_a, b, size_b, tokenizer, empty_b)
-    for row, (one, two) in enumerate(zip(size_a, size_b)):
-        before = [2, *a[row, :one], 3]
-        after = [*b[row, :two], 3] if two or empty_b else []
-        total = len(before + after)
-        assert lengths[row] == total
-        assert ids[row].tolist() == before + after + [0] * (12 - total)
-        assert types[row].nonzero()[:, 0].tolist() == list(range(len(before), total))
+    a = torch.tensor([[5, 6, 9, 9], [8, 9, 9, 9]])
+    b = torch.tensor([[7, 9, 9, 9], [9, 9, 9, 9]])
+    sizes = torch.tensor([[2, 1], [1, 0]])
+    joined = join(a, sizes[0], b, sizes[1], tokenizer, empty_b)
+    assert joined[0].tolist() == ids
+    assert joined[1].flatten().nonzero().flatten().tolist() == types
+    assert joined[2].tolist() == lengths

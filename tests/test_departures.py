@@ -20,8 +20,3 @@ def test_numbers_are_complete_and_unique(name):
 def test_the_manual_is_up_to_date():
     manual = (ROOT / "MANUAL.md").read_text(encoding="utf-8")
     assert departures.written(manual) == manual and departures.SECTION.search(manual)
-
-
-def test_a_departure_goes_on_in_the_comments_that_follow():
-    text = "x = 1  # D2: one\n# D1*: two\n# lines\ny = 2\n# no departure\n"
-    assert departures.departures(text) == [(2, "D2: one"), (1, "D1*: two lines")]

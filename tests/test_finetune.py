@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.cli import UserError
 from common.distributed import Ranks
-from common.finetune import Recipe, open_task, parse_tasks, run_jobs, summarise
+from common.finetune import Recipe, open_task, run_jobs, summarise
 from common.tokenization import load_tokenizer
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -41,35 +40,26 @@ def tokenizer(ready):
 
 @pytest.fixture(scope="module")
 def tasks(demo, tokenizer):
-    config = Config(glue=str(demo["glue"]), squad=str(demo["squad"]), dry_run=True)
+    config = Config(
+        glue=str(demo["glue"]),
+        squad=str(demo["squad"]),
+        dry_run=True
+    )
     return {name: open_task(name, config, tokenizer, RECIPES) for name in RECIPES}
-
-
-@pytest.mark.parametrize("text, names", [
-    ("squad2.0, cola,CoLA", ["SQuAD2.0", "CoLA"]),
-    ("squad", ["SQuAD1.1", "SQuAD2.0"]),
-    ("glue,two", ["MNLI", "CoLA", "STS-B", "RTE"]),
-])
-def test_names_are_read_in_any_case(text, names):
-    assert parse_tasks(text, RECIPES, {"two": ["RTE", "MNLI"]}) == names
-    with pytest.raises(UserError, match="cole: choose from mnli"):
-        parse_tasks("CoLE", RECIPES)
 
 
 def test_flags_override_the_recipe(demo, tokenizer):
     config = Config(glue=str(demo["glue"]), finetune_lr=0.5, finetune_epochs=0.5)
-    recipe = open_task("CoLA", config, tokenizer, {"CoLA": Recipe(1e-5, 16, steps=900)}).recipe
-    assert (recipe.lr, recipe.batch, recipe.steps, recipe.epochs) == (0.5, 16, 0, 0.5)
-
-
-def test_batches_go_on_where_they_stopped_in_another_order_each_epoch(tasks):
-    task = tasks["CoLA"]
-    assert task.steps == 6  # 40 examples, 3 batches an epoch
-    whole = [batch["index"].tolist() for _, batch in zip(range(7), task.batches(seed=1))]
-    resumed = [batch["index"].tolist() for _, batch in zip(range(3), task.batches(1, start=4))]
-    assert resumed == whole[4:]
-    assert sorted(sum(whole[:3], [])) == sorted(sum(whole[3:6], [])) == list(range(40))
-    assert whole[:3] != whole[3:6]
+    recipe = open_task(
+        "CoLA",
+        config,
+        tokenizer,
+        {"CoLA": Recipe(1e-5, 16, steps=900)}
+    ).recipe
+    assert recipe.lr == 0.5
+    assert recipe.batch == 16
+    assert recipe.steps == 0
+    assert recipe.epochs == 0.5
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -96,18 +86,12 @@ def test_true_answers_score_one(tasks, name, tmp_path):
         assert all(value == pytest.approx(1) for value in scores.values())
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_majority_baseline(tasks, name):
-    task = tasks[name]
-    if name == "SQuAD2.0":
-        expected = np.mean([question.impossible for question in task.examples["dev"]])
-        assert expected > 0
-    elif name in ("MNLI", "RTE"):
-        labels = task.splits["dev"].labels
-        expected = max(np.bincount(labels)) / len(labels)
-    else:
-        expected = 0
-    assert task.majority_baseline == pytest.approx(expected)
+def test_the_majority_baseline(tasks):
+    labels = tasks["MNLI"].splits["dev"].labels
+    assert tasks["MNLI"].majority_baseline == max(np.bincount(labels)) / len(labels)
+    assert tasks["CoLA"].majority_baseline == 0
+    impossible = [question.impossible for question in tasks["SQuAD2.0"].examples["dev"]]
+    assert tasks["SQuAD2.0"].majority_baseline == pytest.approx(np.mean(impossible))
 
 
 def job(name, task, score, setting=0):
@@ -135,18 +119,16 @@ def test_mnli_comes_first_and_small_tasks_start_from_its_best_job(tmp_path):
 
 
 def test_the_setting_with_the_best_median_stands_for_a_task(tmp_path):
+    scores = {1: [0.4, 0.9, 0.5], 2: [0.6, 0.1, 0.7]}
     results = [
-        job("a1", "RTE", 0.4, 1),
-        job("a2", "RTE", 0.9, 1),
-        job("a3", "RTE", 0.5, 1),
-        job("b1", "RTE", 0.6, 2),
-        job("b2", "RTE", 0.1, 2),
-        job("b3", "RTE", 0.7, 2),
-    ]
-    (tmp_path / "jobs" / "b1").mkdir(parents=True)
-    (tmp_path / "jobs" / "b1" / "who").write_text("b1")
+        job(f"{setting}-{score}", "RTE", score, setting)
+        for setting in scores for score in scores[setting]]
+    (tmp_path / "jobs" / "2-0.6").mkdir(parents=True)
     entry = summarise(tmp_path, results)["tasks"]["RTE"]
-    assert (entry["job"], entry["median"], entry["n"], entry["diverged"]) == ("b1", 0.6, 3, 1)
+    assert entry["job"] == "2-0.6"
+    assert entry["median"] == 0.6
+    assert entry["n"] == 3
+    assert entry["diverged"] == 1
     assert entry["mean"] == pytest.approx(1.4 / 3)
     assert entry["sd"] == pytest.approx(0.3215, abs=1e-4)
-    assert (tmp_path / "RTE" / "who").read_text() == "b1"
+    assert (tmp_path / "RTE").is_dir()

@@ -1,5 +1,5 @@
-"""Text of a set with a column of text: local parquet and JSON lines, read as sets of the Hub are.
-Needs `datasets`."""
+"""Text of a set with a column of text: local JSON lines, read as sets of the Hub are. Needs
+`datasets`."""
 import json
 import sys
 
@@ -13,19 +13,15 @@ TEXT = "Mr. Hale saw {} and {}. He went home.\n\nNobody came."
 SENTENCES = ["Mr. Hale saw 1 and 0.", "He went home.", "Nobody came."]
 
 
-@pytest.fixture(params=["parquet", "jsonl"])
-def source(request, tmp_path):
+@pytest.fixture
+def source(tmp_path):
     """A folder of three files of five documents each; a row without text among them."""
     pytest.importorskip("datasets")
     (tmp_path / "set").mkdir()
-    for shard in range(3):
-        path = tmp_path / "set" / f"{shard}.{request.param}"
-        column = [*(TEXT.format(shard, row) for row in range(5)), None, ""]
-        if request.param == "parquet":
-            import pyarrow.parquet
-            pyarrow.parquet.write_table(pyarrow.table({"text": column}), path)
-        else:
-            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in column))
+    for number in range(3):
+        texts = [*(TEXT.format(number, row) for row in range(5)), None, ""]
+        lines = [json.dumps({"text": text}) + "\n" for text in texts]
+        (tmp_path / "set" / f"{number}.jsonl").write_text("".join(lines))
     return tmp_path / "set"
 
 

@@ -47,9 +47,7 @@ def test_correlations_agree_with_scipy(count, top, seed, expected):
 
 @pytest.mark.parametrize("metric", [metrics.pearson, metrics.spearman, metrics.matthews])
 def test_nan_and_constant_input_scores_zero(metric):
-    labels = [0, 0, 1, 1]
-    assert metric(labels, labels) == pytest.approx(1.0)
-    assert metric([0, 0, 1, NAN], labels) == 0.0
+    assert metric([0, 0, 1, NAN], [0, 0, 1, 1]) == 0.0
     assert metric([], []) == 0.0
     assert metric([0.1] * 10, range(10)) == 0.0
 
@@ -57,7 +55,6 @@ def test_nan_and_constant_input_scores_zero(metric):
 @pytest.mark.parametrize("metric", [metrics.accuracy, metrics.f1])
 def test_nan_predictions_are_wrong(metric):
     assert metric([NAN, 1, 0], [1, 1, 0]) == pytest.approx(2 / 3)
-    assert metric([], []) == 0.0
 
 
 @pytest.mark.parametrize("prediction, answer, exact, f1", [

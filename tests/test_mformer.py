@@ -12,7 +12,6 @@ import pytest
 import torch
 from conftest import filled
 from small_runs import SEARCHES, TRAINED, call
-from torch import nn
 
 import mformer as mf
 from common.checkpoint import load_file, read_jsonl
@@ -21,7 +20,6 @@ from common.distributed import Ranks
 from data import cifar10
 from data.translation import Translations
 from tests.claims import mformer as claims
-from tests.claims.study import kendall
 
 CPU = Ranks(0, 1, torch.device("cpu"))
 IMAGES = mf.Config(
@@ -113,21 +111,6 @@ def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens):
     visible = torch.ones(tokens, tokens).tril()
     expected = quadratic(q, k, v, 400, visible)
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("tokens", [32, 1024])
-@pytest.mark.parametrize("attend, most", [
-    (mf.linear_attention, 5000),
-    (mf.causal_linear_attention, 50000),
-])
-def test_the_gradients_of_a_tiny_query_are_bounded_for_any_length(attend, most, tokens):
-    """D30. With 1e-3 as least denominator they are 88,000 to 365,000."""
-    torch.manual_seed(0)
-    q, k, v = random_heads(1, 1, tokens, 64)
-    q = (1e-7 * torch.rand_like(q)).requires_grad_()
-    cosines = mf.cosines_at(torch.arange(tokens), tokens)
-    attend(q, k, v, cosines).sum().backward()
-    assert 0 < q.grad.abs().max() < most
 
 
 def test_cross_attention_takes_the_length_of_the_source():
@@ -385,23 +368,7 @@ def test_subnets_equal_their_extracted_networks(cfg):
         assert all(value.grad is None for value in weights.values())
 
 
-def test_a_network_is_not_extracted_from_a_smaller_one():
-    small = make_supernet(dataclasses.replace(IMAGES, hidden=(24,)))
-    space = mf.space_of(IMAGES)
-    with pytest.raises(UserError, match="does not hold the space"):
-        mf.extract(small.state_dict(), mf.widest(space), IMAGES, space)
-
-
 # --- search ---
-
-def test_a_diverged_subnet_has_the_worst_loss():
-    batch = (torch.zeros(2, 3, 32, 32), torch.tensor([0, 1]))
-    data = SimpleNamespace(device=CPU.device, held_batches=lambda: [batch])
-    model = mf.make_model(ARCH, IMAGES)
-    assert mf.held_out_loss(model, data, IMAGES) < 10
-    model.token.data.fill_(math.nan)
-    assert mf.held_out_loss(model, data, IMAGES) == mf.WORST
-
 
 @pytest.mark.parametrize("cfg", [IMAGES, TEXT, paper("wmt14")])
 def test_operators_stay_inside_the_space(cfg):
@@ -452,19 +419,6 @@ def test_a_ranker_orders_unseen_architectures_and_finds_the_important_features()
     assert again.rank_scores(new) == ranker.rank_scores(new)
 
 
-def test_agreement_is_kendalls_tau_and_the_accuracy_on_pairs():
-    rng = random.Random(0)
-    for _ in range(10):
-        one = rng.choices(range(7), k=15)
-        two = rng.choices(range(7), k=15)
-        tau, _ = mf.agreement(one, two)
-        assert tau == pytest.approx(kendall(one, two))
-    _, accuracy = mf.agreement(
-        [1, 2, 3, 3],
-        [1, 3, 2, 4])
-    assert accuracy == 4.5 / 6
-
-
 def test_pruning_keeps_the_important_features_and_the_types():
     space = mf.space_of(IMAGES)
     samples = [(toy_loss(arch), arch) for arch in draw(space, 200)]
@@ -478,19 +432,6 @@ def test_pruning_keeps_the_important_features_and_the_types():
     assert mf.space_size(pruned) == 2 * (2 ** 2 + 2 ** 3)
     assert pruned["ffn"] == (48,)  # the better one
     assert mf.prune(space, importances, samples, keep=0) == space
-
-
-def test_evolution_finds_the_best_under_the_constraint_and_ends():
-    cfg = dataclasses.replace(IMAGES, population=25, generations=10 ** 9)
-    space = mf.space_of(cfg)
-    scores = mf.evolve(
-        {**space, "heads": (2,)},
-        lambda archs: [*map(toy_loss, archs)],
-        lambda arch: arch.layers == 2,
-        cfg)
-    assert {arch.layers for arch in scores} == {2}
-    assert min(scores.values()) == pytest.approx(-2.1)  # no linear layer, widest
-    assert mf.evolve(space, None, lambda arch: False, cfg) == {}
 
 
 def history_line(arch):
@@ -533,40 +474,6 @@ def test_a_search_returns_nothing_slower_than_the_limit_or_worse_than_its_sample
         mf.rank_and_evolve(space, history, cfg)
 
 
-def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_path):
-    """The 30 best-ranked architectures are slower than the limit."""
-    archs = draw(mf.space_of(mf.Config()), 60)
-    latencies = [2.0] * 30 + [1.0, 2.0] * 15
-    monkeypatch.setattr(
-        mf, "held_out_loss",
-        lambda supernet, data, cfg, arch: archs.index(arch))
-    monkeypatch.setattr(
-        mf, "measure_latency",
-        lambda arch, cfg, device: (latencies[archs.index(arch)], 0.0))
-    path = tmp_path / "history.jsonl"
-    whole = ""
-    for size in (0, 2000, 5000):  # bytes that a kill may leave
-        path.write_text(whole[:size])
-        run = SimpleNamespace(folder=tmp_path)
-        lines = mf.measure_archs(
-            archs,
-            "finalist",
-            supernet=None,
-            data=None,
-            cfg=IMAGES,
-            ranks=CPU,
-            run=run,
-            limit=1.5,
-            enough=5)
-        losses = [line["scores"]["loss"] for line in lines]
-        assert len(lines) == 39
-        assert [loss for loss in losses if loss is not None] == [30, 32, 34, 36, 38]
-        assert [line["arch"] for line in lines] == [*map(mf.arch_text, archs[:39])]
-        assert [line["id"] for line in lines] == [*range(39)]
-        assert read_jsonl(path) == lines
-        whole = path.read_text()
-
-
 def test_the_fastest_and_slowest_tenths_of_architectures_and_timings(monkeypatch):
     """D8: of architectures, and of the timings of each."""
     latencies = [float(number) for number in range(101)]
@@ -587,25 +494,6 @@ def test_the_fastest_and_slowest_tenths_of_architectures_and_timings(monkeypatch
     mean, spread = mf.timings(lambda: None, 10, CPU.device)
     assert mean == pytest.approx(1000 * statistics.mean(kept))
     assert spread == pytest.approx(statistics.pstdev(kept) / statistics.mean(kept))
-
-
-def test_an_unsteady_latency_is_measured_again(monkeypatch):
-    """D25"""
-    attempts = iter([
-        (1.0, 0.5),
-        (2.0, 0.001),
-        (3.0, 0.0),
-    ])
-    monkeypatch.setattr(mf, "timings", lambda *given: next(attempts))
-    assert mf.measure_latency(ARCH, IMAGES, CPU.device) == (2.0, 0.001)
-
-
-def test_a_space_too_small_for_the_rankers_costs_nothing(monkeypatch, tmp_path, capfd, ready):
-    command = f"mformer --search {SEARCHES['mformer']} --layers 1 --ffn 16 --out {{out}}"
-    out = tmp_path / "run"
-    assert call(filled(command, out=out, **ready), monkeypatch) == 2
-    assert not out.exists()
-    assert "the space has 4 architectures, the rankers need 20" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("text, message", [
@@ -734,29 +622,6 @@ def test_schedules_and_batches_of_section_6():
     assert images.batch == images.accumulate * 64
     assert round(images.warmup * images.steps) == 5 * 50000 // images.batch
     assert text.batch == text.accumulate * 4400
-
-
-def test_gradients_are_clipped():
-    """D31"""
-    model = mf.make_model(ARCH, IMAGES)
-    images = torch.randn(2, 3, 32, 32)
-    batch = (images, torch.tensor([0, 1]))
-    seen = []
-
-    def step():
-        gradients = [value.grad for value in model.parameters()]
-        seen.append(nn.utils.get_total_norm(gradients))
-
-    optimizer = SimpleNamespace(step=step, zero_grad=model.zero_grad)
-    norms = []
-    for clip in (0.0, 0.5, 1000.0):
-        cfg = dataclasses.replace(IMAGES, clip=clip)
-        _, _, norm = mf.train_step(model, model, optimizer, iter([batch]), cfg, CPU, 0)
-        norms.append(norm)
-    assert norms[0] > 1
-    torch.testing.assert_close(norms, [norms[0]] * 3)
-    half = torch.tensor(0.5)
-    torch.testing.assert_close(seen, [norms[0], half, norms[0]])
 
 
 def test_label_smoothing():

@@ -85,13 +85,13 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.parametrize("file, flags, runs", [
-    ("autobert_zero", "--preset base --arch autobert-zero --steps 40000 --batch 160", 775),  # candidates
-    slow("autotinybert", "--preset base --steps 586000", 1),  # 5 epochs of 30 million sequences
-    ("albert", "--preset base --accumulate 64", 1),
-    ("mformer", "--preset base", 1),
+    ("autobert_zero", "--arch autobert-zero --steps 40000 --batch 160", 775),  # candidates
+    slow("autotinybert", "--steps 586000", 1),  # 5 epochs of 30 million sequences
+    ("albert", "--accumulate 64", 1),
+    ("mformer", "", 1),
 ])
 def test_costs_on_the_front_page_are_those_of_describe(file, flags, runs, capsys):
-    importlib.import_module(file).main(["--describe", *flags.split()])
+    importlib.import_module(file).main(["--describe", "--preset", "base", *flags.split()])
     cost = json.loads(capsys.readouterr().out)
     row = re.search(rf"^\| `{file}.py`.*", FRONT, re.MULTILINE)[0]
     number, unit, memory = re.search(r"([\d.]+) (days|hours|minutes), (\d+) GB", row).groups()

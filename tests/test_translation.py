@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 import torch
+from small_runs import write
 
 from common.cli import UserError
 from data.cifar10 import load_cifar10
@@ -16,9 +17,9 @@ class Words:
         return [[len(word) for word in text.split()] for text in texts]
 
 
-def write(folder, source, target):
-    (folder / "p.en").write_bytes(source.encode("utf-8", "surrogateescape"))
-    (folder / "p.de").write_bytes(target.encode("utf-8"))
+def write_pairs(folder, source, target):
+    write(folder / "p.en", source)
+    write(folder / "p.de", target)
     return folder / "p"
 
 
@@ -27,72 +28,48 @@ def encode(prefix, folder, longest):
 
 
 def test_pairs_are_encoded_once_and_filtered(tmp_path):
-    prefix = write(tmp_path, "a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
+    prefix = write_pairs(tmp_path, "a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
     text = encode(prefix, tmp_path / "all", longest=9)
-    assert [ids.tolist() for ids in text.ids(0, (0, 1))] == [[1, 2], [3, 4, 1]]
-    assert text.ids(1, (1,))[0].tolist() == [1, 1, 1, 1]
+    first, second = text.ids(0, (0, 1))
+    assert first.tolist() == [1, 2]
+    assert second.tolist() == [3, 4, 1]
     assert text.longest_side().tolist() == [2, 4, 1]
-    array = tmp_path / "short" / "source.npy"
-    short = encode(prefix, array.parent, longest=3)
-    assert [ids.tolist() for ids in short.ids(0, (0, 1))] == [[1, 2], [4]]
-    made = array.stat()
-    encode(prefix, array.parent, longest=3)
-    assert array.stat() == made
-    assert len(encode(prefix, array.parent, longest=4)) == 3
-
-
-@pytest.mark.parametrize("source, target, message", [
-    ("a\nb\n", "x\n", "2 lines of en and 1 of de"),
-    ("", "", r"p\.en: the file is empty"),
-    ("a\n\udcff\n", "x\ny\n", r"p\.en:2: not UTF-8"),
-])
-def test_mistakes_are_named(tmp_path, source, target, message):
-    prefix = write(tmp_path, source, target)
-    with pytest.raises(UserError, match=message):
-        read_pairs(prefix, ("en", "de"))
+    made = (tmp_path / "all" / "source.npy").stat()
+    encode(prefix, tmp_path / "all", longest=9)
+    assert (tmp_path / "all" / "source.npy").stat() == made
+    short = encode(prefix, tmp_path / "all", longest=3)
+    first, second = short.ids(0, (0, 1))
+    assert first.tolist() == [1, 2]
+    assert second.tolist() == [4]
 
 
 def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
-    prefix = write(tmp_path, "a\rb\r\nc\u2028d\x85e\x0bf\ng\n", "x\ny\r\nz\n")
+    prefix = write_pairs(tmp_path, "a\rb\r\nc\u2028d\x85e\x0bf\ng\n", "x\ny\r\nz\n")
     source, target = read_pairs(prefix, ("en", "de"))
     assert source == ["a\rb", "c\u2028d\x85e\x0bf", "g"]
     assert target == ["x", "y", "z"]
-
-
-def test_a_kill_between_two_arrays_mixes_no_pairs(tmp_path, monkeypatch):
-    encode(write(tmp_path, "a\nbb\n", "x\ny\n"), tmp_path / "text", longest=8)
-    prefix = write(tmp_path, "a\nbb\nccc\n", "x\ny\nz\n")
-    save = np.save
-
-    def dying(path, array):
-        if path.name.startswith("target"):
-            raise KeyboardInterrupt
-        save(path, array)
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "save", dying)
-        with pytest.raises(KeyboardInterrupt):
-            encode(prefix, tmp_path / "text", longest=9)
-    text = encode(prefix, tmp_path / "text", longest=8)
-    assert [len(starts) for starts in text.starts] == [4, 4]
+    write_pairs(tmp_path, "a\nb\n", "x\n")
+    with pytest.raises(UserError, match="2 lines of en and 1 of de"):
+        read_pairs(prefix, ("en", "de"))
 
 
 def test_batches_have_every_example_once_an_epoch_within_their_tokens():
+    """A batch is a function of its number and the seed."""
     lengths = np.random.default_rng(0).integers(1, 60, 1000)
     batches = TokenBatches(lengths, 400)
-    count = len(batches)
-    one = [batches.batch(number, 3) for number in range(count)]
-    two = [batches.batch(number, 3) for number in range(count, 2 * count)]
-    for epoch in (one, two):
-        assert sorted(np.concatenate(epoch)) == list(range(1000))
+    epochs = []
+    for first in (0, len(batches)):
+        epoch = [batches.batch(first + number, 3) for number in range(len(batches))]
         assert all(len(batch) * lengths[batch].max() <= 400 for batch in epoch)
-    assert not np.array_equal(np.concatenate(one), np.concatenate(two))
-    padded = sum(len(batch) * lengths[batch].max() for batch in one)
-    assert padded < 1.03 * lengths.sum()
-    again = TokenBatches(lengths, 400)  # a batch is a function of its number and the seed
-    assert np.array_equal(again.batch(count + 5, 3), two[5])
-    assert not np.array_equal(again.batch(5, 4), one[5])
+        epochs.append(np.concatenate(epoch))
+        assert sorted(epochs[-1]) == list(range(1000))
+    assert not np.array_equal(*epochs)
+    assert len(batches) * 400 < 1.1 * lengths.sum()
+    again = TokenBatches(lengths, 400)
+    assert np.array_equal(again.batch(5, 3), batches.batch(5, 3))
+    assert not np.array_equal(again.batch(5, 4), batches.batch(5, 3))
     alone = TokenBatches([500, 2], 400)  # one that is too long is alone
-    assert [len(alone.batch(index, 0)) for index in range(2)] == [1, 1]
+    assert len(alone.batch(0, 0)) == len(alone.batch(1, 0)) == 1
 
 
 # --- BLEU, against constants computed with sacrebleu 2.6
@@ -116,10 +93,9 @@ def test_bleu_agrees_with_sacrebleu(hypotheses, references, bleu):
 # --- CIFAR-10
 
 def test_cifar10(tmp_path):
-    records = np.random.default_rng(0).integers(0, 256, (30, 3073), dtype=np.uint8)
-    records[:, 0] %= 10
-    (tmp_path / "data_batch_1.bin").write_bytes(records[:20].tobytes())
-    (tmp_path / "data_batch_2.bin").write_bytes(records[20:].tobytes())
+    records = np.random.default_rng(0).integers(0, 10, (30, 3073), dtype=np.uint8)
+    for number, part in enumerate(np.split(records, [20]), 1):
+        write(tmp_path / f"data_batch_{number}.bin", part.tobytes())
     images, labels = load_cifar10(tmp_path, "train")
     assert images.shape == (30, 3, 32, 32)
     assert images.dtype == torch.uint8

@@ -20,7 +20,7 @@ positions = torch.randint(12, (32, 2))
 masked = ids.scatter(1, positions, 0)
 batch = [masked, torch.zeros_like(ids), None, positions, ids.gather(1, positions)]
 
-for step in range(100):
+for step in range(60):
     for _ in range(3):  # M of Alg. 1: each sub-model trains the weights that it is cut from
         arch = atb.sample_arch(space, rng)
         atb.masked_loss(atb.sub_model(model, arch), batch).backward()

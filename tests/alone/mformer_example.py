@@ -5,8 +5,7 @@ import random
 import torch
 from torch import nn
 
-from mformer import (
-    Config, Ranker, cosines_at, linear_attention, measure_latency, parse_arch, sample_arch)
+from mformer import Ranker, cosines_at, linear_attention, sample_arch
 
 
 class LinearAttention(nn.Module):  # time and memory grow with the length, not with its square
@@ -34,7 +33,13 @@ print(f"{tuple(y.shape)}, without its padding the same: {same}")
 
 # Networks that somebody has measured: a table of choices and scores, of which low ones are good
 types = ("softmax", "linear")
-space = dict(layers=(2, 3), hidden=(32, 48, 64), ffn=(128,), heads=(2, 4), types=types)
+space = dict(
+    layers=(2, 3),
+    hidden=(32, 48, 64),
+    ffn=(128,),
+    heads=(2, 4),
+    types=types
+)
 measured = {}
 for number in range(200):
     arch = sample_arch(space, random.Random(number))
@@ -45,11 +50,3 @@ new = [sample_arch(space, random.Random(f"new {number}")) for number in range(40
 best = min(zip(ranker.rank_scores(new), new))[1]
 print(f"best of 40 new ones: layers {best.layers}, hidden {best.hidden}, types {best.types}")
 print("what matters most:", next(iter(ranker.importance())))
-
-# The latency of the published network on an image of 32 x 32 here, and its GFLOPs
-cfg = Config(image=32, patch=4, latency_runs=1)
-published = parse_arch("mformer", cfg)
-for cost in ("wall", "flops"):
-    cfg.cost = cost
-    latency = measure_latency(published, cfg, torch.device("cpu"))[0]
-    print(f"mFormer, one image, {cost}: {latency:.3g}")
