@@ -66,6 +66,7 @@ SMALL = {  # pattern of commands: flags behind them
 def without(module, argv):
     """The arguments without the flags that a dry run sets."""
     known = getattr(module, "DRY_RUN", None) or module.PRESETS["dry_run"]
+    known = known.keys() - module.ACTIONS.keys()
     kept = []
     keep = True
     for word in argv:
