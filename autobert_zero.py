@@ -1304,7 +1304,8 @@ def evaluate_all(archs, number, supernet, run, name, label, data, cfg, best=0.0)
 
     def report(key, result):
         nonlocal best
-        mark = "*" if result["score"] > best else " "
+        leads = name.startswith("round") and result["score"] > best
+        mark = "*" if leads else " "
         best = max(best, result["score"])
         scores = {shown_name(name, cfg): score for name, score in result["scores"].items()}
         parts = result["diverged"] or percent(scores)
