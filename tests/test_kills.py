@@ -1,10 +1,12 @@
 """Runs that die end as undisturbed ones, by the same command: in this process after every few
-writes, and where torchrun starts them again. Two processes leave what one leaves, to rounding."""
+writes, and where torchrun starts them again. Two processes, on one machine or two, leave what one
+leaves, to rounding."""
 import importlib
 import os
 import re
 import shlex
 import signal
+import socket
 import sys
 import time
 
@@ -78,11 +80,11 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
     assert differences(tmp_path / "whole", tmp_path / "killed") == []
 
 
-OFTEN = "autobert_zero search"  # test_autotinybert.py has a training
+OFTEN = ("autobert_zero search",)  # test_autotinybert.py has a training
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == OFTEN else slow(name) for name in RUNS if name != "tuned"])
+    "name", [name if name in OFTEN else slow(name) for name in RUNS if name != "tuned"])
 def test_two_processes_end_as_one_to_rounding(name, ready, tmp_path):
     """Weights, and in a search the same candidates in the same order."""
     command = filled(RUNS[name], **ready)
@@ -119,18 +121,41 @@ def test_torchrun_starts_again_what_was_killed(name, ready, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_sigterm_stops_saves_and_is_continued(ready, tmp_path):
-    """torchrun passes SIGTERM on, starts nothing again and fails; the same command continues."""
+@pytest.mark.parametrize("told", ["a process", "torchrun"])
+def test_a_run_of_torchrun_that_sigterm_stops_is_continued(told, ready, tmp_path):
+    """A process that is told to stop lets both save and end with 143, which torchrun counts as a
+    failure: it starts them again. torchrun itself passes SIGTERM on, starts nothing again, and
+    fails; the same command continues."""
     command = filled(LONG["albert"], **ready)
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
     finish(command, whole, *TWO)
-    process = start(command, killed, *TWO)
+    process = start(command, killed, *TWO, "--max-restarts=1")
     while process.is_alive() and not (killed / "checkpoint.pt").exists():
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGTERM)
-    assert end(process) != 0
-    assert not (killed / "done.json").exists()
-    finish(command, killed, *TWO)
+    os.kill(process.pid if told == "torchrun" else children_of(process)[1], signal.SIGTERM)
+    if told == "torchrun":
+        assert end(process) != 0
+        assert not (killed / "done.json").exists()
+        process = start(command, killed, *TWO)
+    assert end(process) == 0
     assert (killed / "log.jsonl").read_text().count('"resumed"') == 1
     assert differences(whole, killed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OFTEN)
+def test_two_machines_end_as_one(name, ready, tmp_path):
+    """Two torchrun groups of one process each, which meet as those of two machines do."""
+    command = filled(RUNS[name], **ready)
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    finish(command, one, *TWO)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    launch = (
+        "--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", "--rdzv_id=7",
+        f"--rdzv_endpoint=127.0.0.1:{port}")
+    groups = [start(command, two, *launch, wait=False) for _ in range(2)]
+    assert [end(process) for process in groups] == [0, 0]
+    assert differences(one, two) == []

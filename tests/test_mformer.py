@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import filled
 from small_runs import SEARCHES, TRAINED, call
+from torch import nn
 
 import mformer as mf
 from common.checkpoint import load_file, read_jsonl
@@ -787,3 +788,84 @@ def test_latencies_that_disagree_are_reported(capsys):
         print_result=lambda *words, **same: None)
     mf.print_summary(run, CPU, IMAGES)
     assert "measured twice disagree" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tokens", [32, 1024])
+@pytest.mark.parametrize("attend, most", [
+    (mf.linear_attention, 5000),
+    (mf.causal_linear_attention, 50000),
+])
+def test_the_gradients_of_a_tiny_query_are_bounded_for_any_length(attend, most, tokens):
+    """D30. With 1e-3 as least denominator they are 88,000 to 365,000."""
+    torch.manual_seed(0)
+    q, k, v = random_heads(1, 1, tokens, 64)
+    q = (1e-7 * torch.rand_like(q)).requires_grad_()
+    cosines = mf.cosines_at(torch.arange(tokens), tokens)
+    attend(q, k, v, cosines).sum().backward()
+    assert 0 < q.grad.abs().max() < most
+
+
+def test_a_diverged_subnet_has_the_worst_loss():
+    batch = (torch.zeros(2, 3, 32, 32), torch.tensor([0, 1]))
+    data = SimpleNamespace(device=CPU.device, held_batches=lambda: [batch])
+    model = mf.make_model(ARCH, IMAGES)
+    assert mf.held_out_loss(model, data, IMAGES) < 10
+    model.token.data.fill_(math.nan)
+    assert mf.held_out_loss(model, data, IMAGES) == mf.WORST
+
+
+def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_path):
+    """The 30 best-ranked architectures are slower than the limit."""
+    archs = draw(mf.space_of(mf.Config()), 60)
+    latencies = [2.0] * 30 + [1.0, 2.0] * 15
+    monkeypatch.setattr(
+        mf, "held_out_loss",
+        lambda supernet, data, cfg, arch: archs.index(arch))
+    monkeypatch.setattr(
+        mf, "measure_latency",
+        lambda arch, cfg, device: (latencies[archs.index(arch)], 0.0))
+    path = tmp_path / "history.jsonl"
+    whole = ""
+    for size in (0, 2000, 5000):  # bytes that a kill may leave
+        path.write_text(whole[:size])
+        run = SimpleNamespace(folder=tmp_path)
+        lines = mf.measure_archs(
+            archs,
+            "finalist",
+            supernet=None,
+            data=None,
+            cfg=IMAGES,
+            ranks=CPU,
+            run=run,
+            limit=1.5,
+            enough=5)
+        losses = [line["scores"]["loss"] for line in lines]
+        assert len(lines) == 39
+        assert [loss for loss in losses if loss is not None] == [30, 32, 34, 36, 38]
+        assert [line["arch"] for line in lines] == [*map(mf.arch_text, archs[:39])]
+        assert [line["id"] for line in lines] == [*range(39)]
+        assert read_jsonl(path) == lines
+        whole = path.read_text()
+
+
+def test_gradients_are_clipped():
+    """D31"""
+    model = mf.make_model(ARCH, IMAGES)
+    images = torch.randn(2, 3, 32, 32)
+    batch = (images, torch.tensor([0, 1]))
+    seen = []
+
+    def step():
+        gradients = [value.grad for value in model.parameters()]
+        seen.append(nn.utils.get_total_norm(gradients))
+
+    optimizer = SimpleNamespace(step=step, zero_grad=model.zero_grad)
+    norms = []
+    for clip in (0.0, 0.5, 1000.0):
+        cfg = dataclasses.replace(IMAGES, clip=clip)
+        _, _, norm = mf.train_step(model, model, optimizer, iter([batch]), cfg, CPU, 0)
+        norms.append(norm)
+    assert norms[0] > 1
+    torch.testing.assert_close(norms, [norms[0]] * 3)
+    half = torch.tensor(0.5)
+    torch.testing.assert_close(seen, [norms[0], half, norms[0]])

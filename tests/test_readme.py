@@ -111,3 +111,16 @@ def test_days_and_memory():
     activations = 64 * 12 * 512 * 34 * 768 / 1e9
     assert cost["days"]["H100"] == pytest.approx(days, rel=0.01)
     assert cost["memory_gb"]["activations"] == pytest.approx(activations, rel=0.01)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_python_of_the_front_page_runs(number, ready):
+    """A model of albert.py, and sentence states of a trained one."""
+    code = re.findall(r"```python\n(.*?)```", FRONT, re.DOTALL)[number]
+    names = {}
+    exec(code.replace("runs/albert-pretrain-demo", str(ready["albert"])), names)
+    if number == 0:
+        parameters = sum(value.numel() for value in names["model"].encoder.parameters())
+        assert 11e6 < parameters < 12e6
+    else:
+        assert names["states"].shape[:2] == names["ids"].shape
