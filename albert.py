@@ -341,8 +341,8 @@ class LanguageModel(nn.Module):
         return self.mlm(x[:, 1:], embedding), self.order(pooled)
 
 
-# Models of tasks, with their losses. A batch has ids, segments (B, T), lengths (B,) unless there is
-# no padding, and more; SQuAD's p_mask (B, T) is True where no answer can start or end.
+# Models of tasks, with their losses. A batch has ids, token_type_ids (B, T), lengths (B,) unless
+# there is no padding, and more; SQuAD's p_mask (B, T) is True where no answer can start or end.
 
 
 class Classifier(nn.Module):
@@ -360,7 +360,7 @@ class Classifier(nn.Module):
     def forward(self, batch):
         ids = batch["ids"]
         only_cls = ids[:, :0]  # (B, 0) masked positions
-        x = self.encoder(ids, batch["segments"], batch.get("lengths"), only_cls)  # (B, 1, H)
+        x = self.encoder(ids, batch["token_type_ids"], batch.get("lengths"), only_cls)  # (B, 1, H)
         pooled = torch.tanh(self.pooler(x[:, 0]))  # (B, H)
         return self.head(self.dropout(pooled))
 
@@ -372,12 +372,14 @@ class Classifier(nn.Module):
 
 
 class MultipleChoice(Classifier):
-    """RACE (App. A.3): one output for each option, softmax over them. ids, segments (B, C, T) ->
-    (B, C)."""
+    """RACE (App. A.3): one output for each option, softmax over them.
+
+    ids, token_type_ids (B, C, T) -> (B, C).
+    """
 
     def forward(self, batch):
         options = {name: batch[name].flatten(0, 1)
-                   for name in ("ids", "segments", "lengths") if name in batch}
+                   for name in ("ids", "token_type_ids", "lengths") if name in batch}
         logits = super().forward(options)  # (B C, 1)
         return logits.view(batch["ids"].shape[:2])
 
@@ -393,7 +395,7 @@ class SpanModel(nn.Module):
         init_weights(cfg.init_std, self.span)
 
     def forward(self, batch):
-        return self.span(self.encoder(batch["ids"], batch["segments"], batch.get("lengths")))
+        return self.span(self.encoder(batch["ids"], batch["token_type_ids"], batch.get("lengths")))
 
     def loss(self, batch):
         start, end = self(batch).float().unbind(-1)  # 2 x (B, T)
@@ -422,7 +424,7 @@ class AnswerModel(nn.Module):
     def read(self, batch):
         """States (B, T, H), start logits (B, T) and the score of "no answer" (B,), high where there
         is none."""
-        x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"))
+        x = self.encoder(batch["ids"], batch["token_type_ids"], batch.get("lengths"))
         start = self.answer.start(x)[..., 0].float()  # (B, T)
         start = start.masked_fill(batch["p_mask"], -1e30)
         weights = start.softmax(-1).to(x.dtype)

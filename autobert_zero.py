@@ -730,7 +730,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(Layer(layer, cfg, shared) for layer in arch)
         init_weights(self, cfg.init_std)
 
-    def forward(self, ids, segments, lengths):
+    def forward(self, ids, token_type_ids, lengths):
         T = ids.shape[1]
         positions = torch.arange(T, device=ids.device)
         mask = None
@@ -738,7 +738,7 @@ class Encoder(nn.Module):
             # an empty sequence sees its first token: a softmax over nothing would be NaN
             mask = positions < lengths.clamp(min=1)[:, None]  # (B, T)
         x = self.token_embedding(ids) + self.position_embedding(positions)  # (B, T, E)
-        x = x + self.token_type_embedding(segments)
+        x = x + self.token_type_embedding(token_type_ids)
         x = self.project(self.dropout(self.norm(x)))  # (B, T, H)
         for layer in self.layers:
             if self.recompute and self.training:
@@ -771,9 +771,9 @@ class LanguageModel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))  # the matrix is the token embedding
         init_weights(self, cfg.init_std)
 
-    def forward(self, ids, segments, lengths, masked_positions):
+    def forward(self, ids, token_type_ids, lengths, masked_positions):
         """MLM logits (M, V) at masked_positions (M,) of ids.flatten(), and NSP logits (B, 2)."""
-        x = self.encoder(ids, segments, lengths)  # (B, T, H)
+        x = self.encoder(ids, token_type_ids, lengths)  # (B, T, H)
         masked = x.flatten(0, 1)[masked_positions]  # (M, H)
         masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
         logits = F.linear(masked, self.encoder.token_embedding.weight, self.bias)  # (M, V)
@@ -781,8 +781,8 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder and a linear head. A batch {"ids", "segments" (B, T), "lengths" (B,) unless all are
-    full, ...} -> logits (B, outputs) of [CLS], or (B, T, outputs) of spans. One output is a
+    """Encoder and a linear head. A batch {"ids", "token_type_ids" (B, T), "lengths" (B,) unless all
+    are full, ...} -> logits (B, outputs) of [CLS], or (B, T, outputs) of spans. One output is a
     regression."""
 
     def __init__(self, arch, cfg, outputs, spans=False, shared=False):
@@ -796,7 +796,7 @@ class TaskModel(nn.Module):
         init_weights(self, cfg.init_std)
 
     def forward(self, batch):
-        x = self.encoder(batch["ids"], batch["segments"], batch.get("lengths"))  # (B, T, H)
+        x = self.encoder(batch["ids"], batch["token_type_ids"], batch.get("lengths"))  # (B, T, H)
         if self.spans:
             return self.head(x)
         return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
@@ -1663,15 +1663,15 @@ def make_optimizer(model, weight_decay):
 
 
 def language_batch(data, corpus, cfg, first, count):
-    """Sequences number first to first + count - 1 of an endless stream: ids, segments (B, T),
+    """Sequences number first to first + count - 1 of an endless stream: ids, token_type_ids (B, T),
     lengths (B,), masked positions, labels (M,), next-sentence labels (B,)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", first))
     text = corpus.segments(first, count, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(text, generator)
-    ids, segments, lengths = join(text.segment_a, text.length_a, second, second_length,
+    ids, token_type_ids, lengths = join(text.segment_a, text.length_a, second, second_length,
                                   data.tokenizer, empty_b=True)  # [CLS] A [SEP] B [SEP]
     ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
-    return send((ids, segments, lengths, masked_positions, labels, next_labels), data.device)
+    return send((ids, token_type_ids, lengths, masked_positions, labels, next_labels), data.device)
 
 
 def micro_batches(cfg, ranks, first, step):

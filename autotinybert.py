@@ -406,8 +406,8 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder with a linear head. A batch {"ids", "segments" (B, T), "lengths" (B,) unless all are
-    full, ...} -> logits (B, outputs), or of spans (B, T, 2). One output is a regression."""
+    """Encoder with a linear head. A batch {"ids", "token_type_ids" (B, T), "lengths" (B,) unless
+    all are full, ...} -> logits (B, outputs), or of spans (B, T, 2). One output is a regression."""
 
     def __init__(self, encoder, outputs, spans=False):
         super().__init__()
@@ -419,7 +419,7 @@ class TaskModel(nn.Module):
 
     def forward(self, batch):
         ids = batch["ids"]
-        inputs = ids, batch["segments"], batch.get("lengths")
+        inputs = ids, batch["token_type_ids"], batch.get("lengths")
         if self.spans:
             return self.head(self.dropout(self.encoder(*inputs)))  # (B, T, 2)
         cls = self.encoder(*inputs, torch.zeros_like(ids[:, :1]))  # (B, 1, H), the state of [CLS]

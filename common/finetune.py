@@ -8,8 +8,8 @@ tasks. No paper is about it; a paper file brings a model, its loss and a table o
     task.write("test", outputs, folder)                     # the leaderboard's file
 
 A model maps a batch to outputs, model(batch), and gives a loss, model.loss(batch). A batch is a
-dictionary of tensors: ids, segments (B, T), lengths (B,) unless all are full, labels (B,); of spans
-start, end (B,), p_mask (B, T), impossible (B,); with C choices ids (B, C, T).
+dictionary of tensors: ids, token_type_ids (B, T), lengths (B,) unless all are full, labels (B,); of
+spans start, end (B,), p_mask (B, T), impossible (B,); with C choices ids (B, C, T).
 
 A fine-tuning command is a list of jobs: one run of a task at one setting. The processes share the
 jobs. jobs/JOB.json has the metrics of a job and jobs/JOB/ its predictions and model; TASK/ is a

@@ -231,20 +231,20 @@ def join(pairs, specials, width):
     """Inputs of a model from token ids: [CLS] A [SEP] B [SEP] for each (A, B), [CLS] A [SEP] for
     each (A,).
 
-    specials: ids of [CLS], [SEP], padding. Returns int64 arrays (B, width): ids, and segments,
-    which are 1 in B and the [SEP] after it.
+    specials: ids of [CLS], [SEP], padding. Returns int64 arrays (B, width): ids, and
+    token_type_ids, which are 1 in B and the [SEP] after it.
     """
     cls_id, sep_id, pad_id = specials
     ids = np.full((len(pairs), width), pad_id, dtype=np.int64)
-    segments = np.zeros_like(ids)
+    token_type_ids = np.zeros_like(ids)
     for index, (first, *second) in enumerate(pairs):
         tokens = [cls_id, *first, sep_id]
         begin = len(tokens)
         for part in second:
             tokens += [*part, sep_id]
         ids[index, :len(tokens)] = tokens
-        segments[index, begin:len(tokens)] = 1
-    return ids, segments
+        token_type_ids[index, begin:len(tokens)] = 1
+    return ids, token_type_ids
 
 
 @dataclass
@@ -266,9 +266,10 @@ class Features:
         return np.array([1 + sum(len(part) + 1 for part in pair) for pair in self.pairs])
 
     def batch(self, index, width):
-        """ids, segments (B, width) int64, lengths (B,) int64, and labels (B,) if there are any."""
-        ids, segments = join([self.pairs[i] for i in index], self.specials, width)
-        batch = {"ids": ids, "segments": segments, "lengths": self.lengths[index]}
+        """ids, token_type_ids (B, width), lengths (B,), all int64, and labels (B,) if there are
+        any."""
+        ids, token_type_ids = join([self.pairs[i] for i in index], self.specials, width)
+        batch = {"ids": ids, "token_type_ids": token_type_ids, "lengths": self.lengths[index]}
         if self.labels is not None:
             batch["labels"] = self.labels[index]
         return batch

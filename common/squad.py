@@ -145,19 +145,19 @@ class Features:
         return self.offsets + self.windows[:, 3] + 1
 
     def batch(self, index, width):
-        """Of B windows: ids, segments (B, width) int64; lengths (B,) int64; p_mask (B, width) bool,
+        """B windows: ids, token_type_ids (B, width), lengths (B,), int64; p_mask (B, width) bool,
         True where no answer can begin or end: the question, both [SEP] and the padding ([CLS]
         stands for "no answer"). With targets also start, end (B,) int64, impossible (B,) float32.
         """
         pairs = [(self.queries[question], self.contexts[paragraph][0][start:start + length])
                  for question, paragraph, start, length in self.windows[index, :4].tolist()]
-        ids, segments = join(pairs, self.specials, width)
+        ids, token_type_ids = join(pairs, self.specials, width)
         positions = np.arange(width) - self.offsets[index, None]
         p_mask = (positions < 0) | (positions >= self.windows[index, 3, None])
         p_mask[:, 0] = False
         batch = {
             "ids": ids,
-            "segments": segments,
+            "token_type_ids": token_type_ids,
             "lengths": self.lengths[index],
             "p_mask": p_mask,
         }

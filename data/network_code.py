@@ -35,7 +35,8 @@ HEAD = '''"""A language model found by a search (AutoBERT-Zero, arXiv:2107.07445
     {call}
     states = network.encoder(**batch)  # (B, T, H), for a head of your own
 
-A batch has ids, segments (0 or 1): (B, T) int64, padded with anything; lengths: (B,) real tokens.
+A batch has ids, token_type_ids (0 or 1): (B, T) int64, padded with anything; lengths: (B,) real
+tokens.
 A sequence is CLS, text, SEP or CLS, first, SEP, second, SEP, and has at most LENGTH tokens.
 The vocabulary is {vocabulary} next to this file, {case}.
 The classes are those of autobert_zero.py, whose docstring lists the departures D1, D2, ... from
@@ -77,12 +78,13 @@ def encode(pieces, first, second=""):
     room = LENGTH - 3 if second else LENGTH - 2
     keep = {keep}
     ids = [CLS, *first[:keep], SEP]
-    segments = [0] * len(ids)
+    token_type_ids = [0] * len(ids)
     if second:
         ids += [*second[:room - keep], SEP]
-        segments += [1] * (len(ids) - len(segments))
+        token_type_ids += [1] * (len(ids) - len(token_type_ids))
     lengths = torch.tensor([len(ids)])
-    return {{"ids": torch.tensor([ids]), "segments": torch.tensor([segments]), "lengths": lengths}}
+    token_type_ids = torch.tensor([token_type_ids])
+    return {{"ids": torch.tensor([ids]), "token_type_ids": token_type_ids, "lengths": lengths}}
 '''
 KEEP = "min(len(first), max(room - len(second), (room + 1) // 2))  # the longer text is cut"
 KEEP_QUESTION = "min(len(first), 64)  # of the question; a longer passage loses its end"

@@ -90,14 +90,15 @@ class Features:
         return np.array(sizes).reshape(-1, len(LETTERS))
 
     def batch(self, index, width):
-        """Of B questions, all int64: ids, segments (B, 4, width), lengths (B, 4), labels (B,)."""
+        """Of B questions, all int64: ids, token_type_ids (B, 4, width), lengths (B, 4), labels
+        (B,)."""
         shape = len(index), len(LETTERS), width
         inputs = np.arange(len(self.place)).reshape(-1, len(LETTERS))[index].reshape(-1)
         pairs = [(self.passages[self.place[i]][:self.used[i]], self.options[i]) for i in inputs]
-        ids, segments = join(pairs, self.specials, width)
+        ids, token_type_ids = join(pairs, self.specials, width)
         return {
             "ids": ids.reshape(shape),
-            "segments": segments.reshape(shape),
+            "token_type_ids": token_type_ids.reshape(shape),
             "lengths": self.lengths[index],
             "labels": np.array([self.questions[i].answer for i in index], dtype=np.int64),
         }

@@ -152,7 +152,7 @@ def test_the_answer_head_is_xlnets():
     model = albert.AnswerModel(tiny(), beams=12).eval()
     ids, segments, lengths = example()
     p_mask = segments == 0
-    batch = {"ids": ids, "segments": segments, "lengths": lengths, "p_mask": p_mask}
+    batch = {"ids": ids, "token_type_ids": segments, "lengths": lengths, "p_mask": p_mask}
     starts, ends, scores, _ = model(batch)
     x, start, _ = model.read(batch)
     pairs = torch.cat([x, x[:, 6:7].expand_as(x)], dim=-1)
@@ -184,7 +184,7 @@ def inputs_of_heads():
     ids, segments, lengths = example()
     real = torch.arange(12) < lengths[:, None]
     words = torch.where(torch.arange(12) % 3 == 1, ids, -100).masked_fill(~real, -100)
-    batch = {"ids": ids, "segments": segments, "lengths": lengths, "words": words,
+    batch = {"ids": ids, "token_type_ids": segments, "lengths": lengths, "words": words,
              "start": torch.tensor([2, 0, 1]), "end": torch.tensor([4, 0, 3])}
     return batch, {"input_ids": ids, "token_type_ids": segments, "attention_mask": real.long()}
 
@@ -195,7 +195,7 @@ ORDER = torch.tensor([0, 1, 1])
 def pretraining_numbers(model, batch):
     """Logits of masked words and of the order, the sum of the losses, the loss of masked words."""
     everywhere = torch.arange(12).expand(3, 12)
-    logits, order = model(batch["ids"], batch["segments"], batch["lengths"], everywhere)
+    logits, order = model(batch["ids"], batch["token_type_ids"], batch["lengths"], everywhere)
     words = F.cross_entropy(logits.flatten(0, 1), batch["words"].flatten())
     return [logits, order, words + F.cross_entropy(order, ORDER), words]
 

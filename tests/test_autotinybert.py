@@ -453,7 +453,7 @@ def test_exports_open_with_auto_model(kind, text, tmp_path, words, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
     model = atb.extract(tiny_model(), atb.parse_arch(text)).eval()
     batch, real, inputs = inputs_of_both()
-    named = dict(zip(("ids", "segments", "lengths"), batch))
+    named = dict(zip(("ids", "token_type_ids", "lengths"), batch))
     if kind == "":
         expected = {"last_hidden_state": model.encoder(*batch)[real]}
     elif kind == "ForMaskedLM":

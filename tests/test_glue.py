@@ -108,7 +108,7 @@ def test_the_longer_sequence_is_cut_at_its_end(a, b, kept):
     tail = [*second[:kept[1]], 3] if second else []
     ids = [2, *first[:kept[0]], 3, *tail]
     assert batch["ids"][0].tolist() == ids
-    assert batch["segments"][0].tolist() == [0] * (kept[0] + 2) + [1] * len(tail)
+    assert batch["token_type_ids"][0].tolist() == [0] * (kept[0] + 2) + [1] * len(tail)
 
 
 def test_batches_have_every_example_once_in_an_order_of_seed_and_epoch():

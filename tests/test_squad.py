@@ -79,7 +79,7 @@ def test_batches_put_the_windows_together(tokenizer, questions):
         positions = [*range(len(query) + 2, n - 1)]  # of the paragraph
         assert row["ids"][:n].tolist() == expected
         assert (row["ids"][n:] == tokenizer.pad_id).all()
-        assert row["segments"].nonzero().flatten().tolist() == [*positions, n - 1]
+        assert row["token_type_ids"].nonzero().flatten().tolist() == [*positions, n - 1]
         assert (~row["p_mask"]).nonzero().flatten().tolist() == [0, *positions]
         seen.append(int(row["index"]))
     assert sorted(seen) == [*range(len(features))]

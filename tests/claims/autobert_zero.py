@@ -224,7 +224,7 @@ def cosines_of(folder, samples=256):
     layers[0].register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0]))
     for layer in layers:
         layer.register_forward_hook(lambda layer, inputs, output: states.append(output))
-    model.encoder(batch["ids"], batch["segments"], batch["lengths"])
+    model.encoder(batch["ids"], batch["token_type_ids"], batch["lengths"])
     return [mean_cosine(state, batch["lengths"]) for state in states]
 
 
