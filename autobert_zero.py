@@ -1551,12 +1551,13 @@ def print_best(run, cfg):
     for row, result in rows.items():
         values = [result["score"], *(result["scores"].get(name, 0) for name in best["scores"])]
         lines.append(f"{row:18}" + "".join(f"{100 * value:12.2f}" for value in values))
-    error = best["standard_error"]
-    lines.append(f"the standard error of a mean is {100 * error:.2f}, by the number of dev "
-                 "examples; a lead within it is a tie")
+    margin = 2 * math.sqrt(2) * best["standard_error"]  # two standard errors of a difference
+    if best["baselines"]:
+        lines.append(f"a lead of less than {100 * margin:.2f} is a tie, by the number of dev "
+                     "examples; another seed of the training can change more")
     for name, other in best["baselines"].items():
         lead = best["score"] - other["score"]
-        tie = " (a tie)" if abs(lead) <= error else ""
+        tie = " (a tie)" if abs(lead) < margin else ""
         lines.append(f"  {100 * lead:+.2f} against {name}{tie}")
     lines.append("layers, formulas simplified:")
     for number, layer in enumerate(parse_arch(best["arch"]), 1):

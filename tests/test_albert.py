@@ -513,6 +513,20 @@ def text(ready):
 SMALL = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1)
 
 
+@pytest.mark.parametrize("processes", [2, 16])
+def test_micro_batches_are_sorted_and_the_same_for_any_number_of_processes(processes, text):
+    cfg = dataclasses.replace(SMALL, batch=64, accumulate=16)
+    one = next(albert.training_batches(text, cfg, Ranks(0, 1, CPU), 0))
+    widths = [ids.shape[1] for ids, *_ in one]
+    assert widths == sorted(widths)
+    assert widths[0] < widths[-1]
+    for rank in range(processes):
+        own = next(albert.training_batches(text, cfg, Ranks(rank, processes, CPU), 0))
+        for ours, theirs in zip(own, one[rank::processes], strict=True):
+            for left, right in zip(ours, theirs, strict=True):
+                assert left is right is None or torch.equal(left, right)
+
+
 def test_losses_and_gradients_are_means_over_the_step(text):
     """For any number of micro-batches; chance is ln 2 for any fraction of sequences with an
     order, and the optimized loss counts the others as 0."""
