@@ -1,6 +1,6 @@
 """Token files on disk, and training segments cut from them. data/text.py makes the files.
 
-    train, dev = Corpus("cache/", tokenizer).split(held_out=0.05)
+    train, dev = Corpus("cache/", tokenizer).split(0.05)
     examples = train.segments(position=0, num_examples=256, length=125, seed=0)
     ids, token_type_ids, lengths = join(examples.segment_a, examples.length_a, examples.segment_b,
                                         examples.length_b, tokenizer)
@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from common.cli import UserError
-from common.checkpoint import fingerprint, read_json
+from common.checkpoint import read_json
 
 NAMES = ("tokens", "sentences", "documents")
+MOST_HELD_OUT = 1000  # documents, where a fraction is held out: 5% of Wikipedia are 300,000
 BLOCK = 64  # examples that share a generator
 DRAWS = 20  # random numbers for each of them
 
@@ -52,11 +53,6 @@ def draw_block(seed, block):
     return np.random.default_rng([seed, 1, block]).random((BLOCK, DRAWS)).tolist()
 
 
-def example_random(seed, number):
-    """A function that returns the next random number in [0, 1) of example `number`."""
-    return iter(draw_block(seed, number // BLOCK)[number % BLOCK]).__next__
-
-
 @dataclass
 class Segments:
     """B examples; int64 tensors, padded with 0. Text B follows text A."""
@@ -81,37 +77,33 @@ class Corpus:
             raise UserError(f"{folder}: not a complete corpus (meta.json is missing or broken); "
                             "make it with data/prepare.py corpus")
         made_by = self.meta["tokenizer"], self.meta["lower"]
-        if tokenizer is not None and (tokenizer.fingerprint, tokenizer.lower) != made_by:
+        if tokenizer and (tokenizer.fingerprint, tokenizer.lower) != made_by:
             raise UserError(f"{folder}: made with another tokenizer than {tokenizer.path}; "
                             "prepare it again, or give the tokenizer it was made with")
         self.ids = np.arange(self.meta["documents"]) if ids is None else ids
-        self.tokens = self.open_file("tokens", self.meta["dtype"], self.meta["tokens"], tokenizer)
-        for name in ("sentences", "documents"):
-            total = self.meta[name] + 1
-            setattr(self, name, self.open_file(name, "int64", total, tokenizer))
+        self.tokens = self.open_file("tokens", self.meta["dtype"], self.meta["tokens"])
+        self.sentences = self.open_file("sentences", "int64", self.meta["sentences"] + 1)
+        self.documents = self.open_file("documents", "int64", self.meta["documents"] + 1)
         # an element of a memoryview is a Python number, and three times as fast as that of an array
         self.starts = memoryview(self.sentences)
         self.document_starts = memoryview(self.documents)
         self.id_view = memoryview(self.ids)
 
-    def open_file(self, name, dtype, count, tokenizer):
-        """A memory map of one file; its content is checked where a tokenizer is given."""
+    def open_file(self, name, dtype, count):
+        """A memory map of one file."""
         path = self.folder / f"{name}.bin"
         if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
             raise UserError(f"{path}: missing or cut short; delete the folder and prepare it again")
-        known = self.meta.get("files", {}).get(name)
-        if tokenizer is not None and known not in (None, fingerprint(path)):
-            raise UserError(f"{path}: damaged; delete the folder and prepare it again")
         return np.memmap(path, dtype, "r").view(np.ndarray)
 
-    def split(self, held_out=0.05, cap=1000):
-        """(train, dev): a fraction of the documents, evenly spread, is held out, at most `cap` of
-        them (0: any number). UserError for one document."""
+    def split(self, held_out):
+        """(train, dev): documents are held out, evenly spread. held_out: below 1 a fraction of
+        them, at most MOST_HELD_OUT; from 1 on their number."""
         total = len(self.ids)
-        if total < 2:
-            raise UserError(f"{self.folder}: one document cannot be split; add text, or a blank "
-                            "line between documents")
-        count = max(1, min(total - 1, round(held_out * total), cap or total))
+        count = int(held_out) or min(max(1, round(held_out * total)), MOST_HELD_OUT)
+        if count >= total:
+            raise UserError(f"--held_out {count}: {self.folder} has {total} documents; hold out "
+                            "fewer, or put a blank line between documents")
         held = np.zeros(total, bool)
         held[(np.arange(count) * total + total // 2) // count] = True
         return Corpus(self.folder, ids=self.ids[~held]), Corpus(self.folder, ids=self.ids[held])
@@ -201,7 +193,8 @@ class Corpus:
         """Of each example from number `position` on: (a source of random numbers, the document, the
         first token of the stretch, the one after its last)."""
         for number in range(position, position + num_examples):
-            yield example_random(seed, number), *self.stretch(number, length, seed)
+            random = iter(draw_block(seed, number // BLOCK)[number % BLOCK]).__next__
+            yield random, *self.stretch(number, length, seed)
 
     def choose_sentences(self, random, document, left, right, size):
         """(first, one after the last) of the sentences for up to `size` tokens, out of those that
@@ -311,17 +304,15 @@ def join(segment_a, length_a, segment_b, length_b, tokenizer, empty_b=False):
     [CLS] A [SEP] [SEP]. Returns ids (B, T), token_type_ids (B, T): 1 in B and the [SEP] after it, 0
     elsewhere, and lengths (B,), all int64, with T = width + 3.
     """
-    size, width = segment_a.shape
-    position = torch.arange(width + 3).expand(size, -1)
+    width = segment_a.shape[1]
+    position = torch.arange(width + 3)
     a = length_a[:, None]
     b = length_b[:, None]
-    two = (b > 0) | empty_b  # (B, 1)
-    end = a + torch.where(two, b + 2, 1)  # the position of the last [SEP]
-    ids = segment_a.gather(1, (position - 1).clamp(0, width - 1))
-    after = segment_b.gather(1, (position - a - 2).clamp(0, width - 1))
-    in_b = position > a + 1
-    ids = torch.where(in_b, after, ids)
-    ids = ids.masked_fill((position == a + 1) | (position == end), tokenizer.sep_id)
-    ids = ids.masked_fill(position > end, tokenizer.pad_id)
-    ids = ids.masked_fill(position == 0, tokenizer.cls_id)
+    end = a + torch.where((b > 0) | empty_b, b + 2, 1)  # (B, 1) the position of the last [SEP]
+    in_b = position > a + 1  # (B, T)
+    index = torch.where(in_b, position - a - 2 + width, position - 1).clamp(0, 2 * width - 1)
+    ids = torch.cat([segment_a, segment_b], dim=1).gather(1, index)
+    ids[(position == a + 1) | (position == end)] = tokenizer.sep_id
+    ids[position > end] = tokenizer.pad_id
+    ids[:, 0] = tokenizer.cls_id
     return ids, (in_b & (position <= end)).long(), end[:, 0] + 1

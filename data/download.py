@@ -1,47 +1,23 @@
-"""What is fetched: the real data sets and published models from their official addresses, and text
-of the Hugging Face Hub.
+"""The official GLUE, SQuAD, RACE and CIFAR-10, fetched and checked.
 
-TABLE has everything that download() fetches, with the SHA-256 that each file must have; a file with
-another is deleted. A set appears under its name only when it is complete. Until then the same
-command keeps the files that are complete.
+TABLE has the SHA-256 that each file must have; a file with another is deleted. A set appears under
+its name only when it is complete. Until then the same command keeps the files that are complete.
 
     DIR/archives/...                 fetched files, until their set is complete
-    DIR/glue, squad, race, cifar10   the official layouts, with source.json: addresses and digests
-    DIR/bert-base, ...               a folder in Hugging Face's layout, for --tokenizer, --init, ...
-
-fetch_text() streams text of the Hub, or of local parquet and JSON-lines files, into text files for
-data/text.py. It needs the package `datasets`.
+    DIR/glue, squad, race, cifar10   the official layouts
 """
-import hashlib
 import http.client
 import shutil
 import socket
 import sys
-import tarfile
 import tempfile
-import zipfile
-import zlib
-from itertools import chain
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from common.cli import UserError
-from common.checkpoint import atomic, first_line, partials, read_json, write_json
-from data.text import SAMPLE, Layout, find_layout, read_documents, text_blocks
 
-# Digests: of glue, squad, race and cifar10 from the public records of TensorFlow Datasets and
-# Hugging Face Datasets; of the models from their pages, "" where none is on record.
-BERT = "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/"
-ELECTRA = "https://huggingface.co/google/electra-base-discriminator/resolve/main/"
-ALBERT = "https://huggingface.co/albert/albert-{}-v2/resolve/main/"
-BERT_VOCABULARY = "vocab.txt 07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
-ALBERT_FILES = """
-config.json
-spiece.model             fefb02b667a6c5c2fe27602d28e5fb3428f66ab89c7d6f388e7c8d44a02d0336
-pytorch_model.bin
-"""
+# digests from the public records of TensorFlow Datasets and Hugging Face Datasets
 TABLE = {  # set: (address of its files, lines of: file there, its SHA-256, its place in the folder)
     "glue": ("https://dl.fbaipublicfiles.com/", """
 glue/data/CoLA.zip       f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff CoLA
@@ -67,43 +43,25 @@ RACE.tar.gz              b2769cc9fdc5c546a693300eb9a966cec6870bd349fbc44ed5225f8
     "cifar10": ("https://www.cs.toronto.edu/~kriz/", """
 cifar-10-binary.tar.gz   c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd
 """),
-    "bert-vocab": (BERT, BERT_VOCABULARY),
-    "bert-base": (BERT, BERT_VOCABULARY + """
-config.json              7160e1553ad2ca51d8c1cb066be533db31826e12d173824c1bb0cb1a4f187d20
-model.safetensors        68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3
-"""),
-    "electra-base": (ELECTRA, "config.json\nvocab.txt\npytorch_model.bin"),
-    "albert-v2": (ALBERT.format("base"), ALBERT_FILES),
-    "albert-v2-large": (ALBERT.format("large"), ALBERT_FILES),
-    "albert-v2-xlarge": (ALBERT.format("xlarge"), ALBERT_FILES),
-    "albert-v2-xxlarge": (ALBERT.format("xxlarge"), ALBERT_FILES),
 }
 
 
-# --- sets and models -----------------------------------------------------------------------------
-
 def fetch(url, digest, folder):
-    """The path of the file in `folder`, fetched unless it is there, and checked if a digest is on
-    record."""
+    """The path of the file in `folder`, fetched unless it is there, and checked."""
     path = folder / url.rpartition("/")[-1]
     if not path.exists():
-        progress = sys.stderr.isatty()
         try:
-            torch.hub.download_url_to_file(url, str(path), digest or None, progress)
+            torch.hub.download_url_to_file(url, str(path), digest, sys.stderr.isatty())
         except (OSError, http.client.HTTPException, RuntimeError) as error:  # or another digest
-            raise UserError(f"{url}: {error or type(error).__name__}; check the network and run "
-                            "the same command again") from None
+            raise UserError(f"{url}: {error}; check the network and run the same command again"
+                            ) from None
     return path
 
 
 def unpack(path, folder):
     """Unpack an archive into `folder`. Neither kind writes outside of it."""
     options = {} if path.suffix == ".zip" else {"filter": "data"}
-    try:
-        shutil.unpack_archive(path, folder, **options)
-    except (shutil.ReadError, tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: broken archive ({error}); delete the file and run the same "
-                        "command again") from None
+    shutil.unpack_archive(path, folder, **options)
 
 
 def put(path, place):
@@ -120,112 +78,19 @@ def put(path, place):
 
 
 def download(name, folder, table=TABLE):
-    """Fetch the set `name` into folder/name, unless it is complete, and return that path."""
+    """Fetch the set `name` into folder/name, unless it is there, and return that path."""
     target = Path(folder) / name
     archives = Path(folder) / "archives" / name
-    if (target / "source.json").exists():
-        return target
     if target.exists():
-        raise UserError(f"{target}: not made by this command; choose another --to")
+        return target
     made = archives / "made"
     shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
     made.mkdir(parents=True)
     socket.setdefaulttimeout(60)  # seconds without a byte
     address, lines = table[name]
-    sources = []
     for line in lines.strip().splitlines():
-        file, digest, place = [*line.split(), "", ""][:3]
-        path = fetch(address + file, digest, archives)
-        put(path, made / place)
-        if not digest:
-            print(f"{path.name}: no digest is on record; compare the one in source.json with the "
-                  "publisher's")
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        sources.append({"url": address + file, "digest": digest})
-    write_json(made / "source.json", {"files": sources})
+        file, digest, place = [*line.split(), ""][:3]
+        put(fetch(address + file, digest, archives), made / place)
     made.rename(target)
     shutil.rmtree(archives)
     return target
-
-
-# --- text of the Hugging Face Hub ----------------------------------------------------------------
-
-READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}  # of local files
-
-
-def local_files(path):
-    """(reader, files) of a file or folder on this machine."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    files = sorted(file for file in files if file.suffix in READERS)
-    readers = {READERS[file.suffix] for file in files}
-    if len(readers) != 1:
-        raise UserError(f"{path}: neither parquet nor JSON-lines files; name one kind")
-    return readers.pop(), [str(file) for file in files]
-
-
-def open_rows(source, config, split):
-    """The rows of a set, as an IterableDataset."""
-    try:
-        import datasets
-    except ImportError:
-        raise UserError("hub: this needs the package datasets: pip install datasets") from None
-    files = None
-    if Path(source).exists():
-        source, files = local_files(Path(source))
-    return datasets.load_dataset(
-        source, config or None, data_files=files, split=split, streaming=True)
-
-
-def sentences_of(text):
-    """The sentences of one document. Lines that were wrapped at a width are joined first."""
-    text = text.replace("\0", "")
-    several_lines = max(map(len, text_blocks(text)), default=0) > 1
-    wrapped = several_lines and find_layout(text[:SAMPLE]).wrapped
-    return list(chain.from_iterable(read_documents(text, Layout(wrapped, True, False))))
-
-
-def write_shard(rows, column, path, bar):
-    """Write the text of some rows as the file `path`; rows without text are left out."""
-    with atomic(path) as file:
-        for row in rows:
-            if column not in row:
-                raise UserError(f"--column {column}: no such column; one of {', '.join(row)}")
-            sentences = sentences_of(row[column] or "")
-            if sentences:
-                file.write("\n".join([*sentences, "", ""]).encode(errors="replace"))
-                bar.update()
-
-
-def fetch_text(source, config, folder, column="text", split="train"):
-    """Write the text of a set into `folder`; returns the paths.
-
-    source: the name of a set on the Hub, or a file or folder on this machine; config: which part
-    of a set of the Hub. Every shard of the set becomes a file: one sentence per line, a blank line
-    between documents. The rows are streamed, so neither memory nor disk holds the set. A file gets
-    its name when it is complete, so a command that was killed continues with the shard it was at.
-    """
-    folder = Path(folder)
-    known = folder / "hub.json"
-    if not known.exists() and folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: not empty, and not made by this command; choose another --to")
-    try:
-        rows = open_rows(source, config, split)
-        about = {"source": str(source), "config": config, "column": column, "split": split,
-                 "shards": rows.num_shards}
-        if known.exists() and read_json(known) != about:
-            raise UserError(f"{folder}: made from another set; choose another --to")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(known, about)
-        for partial in partials(folder, "*.txt"):  # of a process that was killed
-            partial.unlink()
-        paths = [folder / f"{number:05}.txt" for number in range(rows.num_shards)]
-        with tqdm(desc=folder.name, unit=" documents", disable=None) as bar:
-            for number, path in enumerate(paths):
-                if not path.exists():
-                    write_shard(rows.shard(rows.num_shards, number), column, path, bar)
-    except UserError:
-        raise
-    except Exception as error:  # of many kinds: no such set or part, no network, a broken file
-        raise UserError(f"{source}: {type(error).__name__}: {first_line(error)}; check the name, "
-                        "the part, --split and the network; the same command continues") from None
-    return paths

@@ -6,29 +6,25 @@
 Everything streams, so memory does not grow with the corpus, and the number of workers does not
 change the result.
 
-How text is read (D24 of albert.py). The first 128 KiB of a file decide its layout:
-- wrapped: most lines are so full that the first word of the next line would not have fitted, and
-  most do not end a sentence. The lines of a paragraph are joined and split into sentences.
-- split: lines hold several sentences each, so each line is split. Otherwise a line is a sentence,
-  as in BERT.
-- blank_ends: blank lines end documents, as in BERT. Not so in wrapped text, and where most
-  paragraphs are single lines, some of several sentences: there the file is one document.
-A document also ends after 100,000 characters, and where the chunks of workers meet: every 4 MiB, at
-the end of a document if one is near.
+How text is read (D24 of albert.py):
+- A blank line ends a document, as in BERT.
+- The lines of a document are joined and split into sentences. A line that ends in . ! ? or a sign
+  like them ends a sentence too. So a file with one sentence per line stays as it is.
+- In a document without such a line every line is a sentence.
+- A document also ends after 100,000 characters, and where the chunks of workers meet: every 4 MiB,
+  at a blank line if one is near.
 """
-import contextlib
 import io
 import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
-from collections import namedtuple
+import warnings
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, closing
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -36,23 +32,23 @@ import sentencepiece
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.checkpoint import (
-    atomic, fingerprint, fingerprints, partials, read_json, write_atomic, write_json)
+from common.checkpoint import fingerprints, read_json, write_atomic, write_json
 from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
 
-SAMPLE = 1 << 17  # bytes that decide the layout
 CHUNK = 1 << 22  # bytes that a worker reads at once
 WINDOW = 1 << 18  # bytes in which the end of a chunk is looked for
 LONGEST_DOCUMENT = 100_000  # characters
 CUTS = [re.compile(pattern) for pattern in (  # where a chunk may end, best first
     rb"\n[ \t\r]*\n",  # after a blank line
-    rb"\n",
-    rb" ",
+    rb"[\n ]",
     rb"(?=[\x00-\x7f\xc2-\xf4])",  # at the first byte of a character
 )]
 SENTENCE_END = re.compile(  # one set of signs at its beginning: twice as fast as two alternatives
     r"""[.!?…؟।。！？](?:(?<=[.!?…؟।])[.!?…؟।]*["'”’»)\]_*]*\s+|(?<=[。！？])[。！？]*["”’」』）]*\s*)""")
+ENDED_LINE = re.compile(r"""[.!?…؟।。！？]["'”’»)\]_*」』）]?\s*(?:\n|$)""")
+OPEN_LINE_END = re.compile(  # the end of a line that does not end a sentence
+    r"""(?<![\s.!?…؟।。！？])(?<![.!?…؟।。！？]["'”’»)\]_*」』）])\s*\n\s*""")
 OPENING = " \"'“‘«([_*¿¡-–—"
 ABBREVIATIONS = frozenset("""
     mr mrs ms messrs mme mlle dr st prof rev hon capt col gen lt sgt maj cmdr gov sen rep pres esq
@@ -70,24 +66,17 @@ def text_files(paths):
     sorted, except for a vocabulary's vocab.txt."""
     files = []
     for path in map(Path, paths):
-        if not path.exists():
-            raise UserError(f"{path}: there is no such file or folder; check the path")
         inside = [path]
         if path.is_dir():
             inside = sorted(each for each in path.rglob("*.txt") if each.name != "vocab.txt")
-        if not inside:
-            raise UserError(f"{path}: no *.txt file is in it")
+        if not path.exists() or not inside:
+            raise UserError(f"{path}: there is no such file or folder, or no *.txt file is in it")
         files += inside
     for path in files:
         with open(path, "rb") as file:
-            if b"\0" in file.read(SAMPLE):
-                raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as "
-                                "UTF-8 text")
+            if b"\0" in file.read(WINDOW):
+                raise UserError(f"{path}: UTF-16 or binary; save it as UTF-8 text")
     return files
-
-
-# how a file is read, as the docstring of the module says
-Layout = namedtuple("Layout", "wrapped split blank_ends")
 
 
 def ends_sentence(text, start, end):
@@ -123,57 +112,24 @@ def split_sentences(text):
     return list(filter(None, sentences))
 
 
-def text_blocks(text):
-    """Blocks of non-blank lines, each a list of stripped lines."""
-    lines = [line.strip() for line in re.split("\r\n|\r|\n", text)]
-    return [list(block) for filled, block in groupby(lines, bool) if filled]
-
-
-def layout_of(path):
-    """The Layout of a file, by its beginning."""
-    with open(path, "rb") as file:
-        return find_layout(file.read(SAMPLE).decode("utf-8", errors="replace"))
-
-
-def find_layout(text):
-    """The Layout of a text."""
-    blocks = text_blocks(text)
-    lines = list(chain.from_iterable(blocks))
-    # each line of a block but the last, with the first word of the next line
-    inner = [(line, after.split(None, 1)[0])
-             for block in blocks for line, after in zip(block, block[1:])]
-    width = np.percentile([len(line) for line, _ in inner], 90) if inner else 0
-    full = sum(len(line) + 1 + len(word) > width for line, word in inner) > 0.6 * len(inner)
-    ended = sum(line[-1] in ".!?" for line, _ in inner) > 0.5 * len(inner)
-    wrapped = bool(full and not ended and width >= 30)
-    sentences = sum(len(split_sentences(line)) for line in lines)
-    split = wrapped or sentences > 1.5 * len(lines)
-    several_lines = len(lines) >= 1.5 * len(blocks)
-    single_sentences = sentences <= 1.05 * len(blocks)
-    return Layout(wrapped, split, not wrapped and (several_lines or single_sentences))
-
-
-def read_documents(text, layout):
+def read_documents(text):
     """Documents, each a list of sentences, of one chunk of a file."""
-    documents = [[]]
-    size = 0
-    for block in text_blocks(text):
-        for unit in [" ".join(block)] if layout.wrapped else block:
-            for sentence in split_sentences(unit) if layout.split else [unit]:
-                if size >= LONGEST_DOCUMENT:
-                    documents.append([])
-                    size = 0
-                documents[-1].append(sentence)
-                size += len(sentence)
-        if layout.blank_ends:
-            size = LONGEST_DOCUMENT
-    return list(filter(None, documents))
+    documents = []
+    for block in re.split(r"\n\s*\n", text):
+        if ENDED_LINE.search(block):
+            block = OPEN_LINE_END.sub(" ", block)
+        size = LONGEST_DOCUMENT
+        for sentence in chain.from_iterable(map(split_sentences, block.split("\n"))):
+            if size >= LONGEST_DOCUMENT:
+                documents.append([])
+                size = 0
+            documents[-1].append(sentence)
+            size += len(sentence)
+    return documents
 
 
 def chunks(path):
-    """(path, start byte, end byte, layout) of chunks of about CHUNK bytes; a function of the file
-    alone."""
-    layout = layout_of(path)
+    """(path, start byte, end byte) of chunks of about CHUNK bytes; a function of the file alone."""
     size = os.path.getsize(path)
     start = 0
     with open(path, "rb") as file:
@@ -184,7 +140,7 @@ def chunks(path):
                 window = file.read(WINDOW)
                 ends = [match.end() for cut in CUTS if (match := cut.search(window))]
                 end = start + CHUNK + (ends[0] if ends else 0)
-            yield str(path), start, end, layout
+            yield path, start, end
             start = end
 
 
@@ -266,88 +222,68 @@ def in_order(work, jobs, workers):
         try:
             while some := list(islice(jobs, 8 * workers)):
                 yield from pool.map(work, some)
-        except BrokenProcessPool:
-            raise UserError("a worker process was killed, perhaps for lack of memory; use fewer "
-                            "--workers") from None
         except BaseException:
-            for process in list(pool._processes.values()):
+            for process in multiprocessing.active_children():
                 process.kill()
             raise
 
 
 # --- token files ---------------------------------------------------------------------------------
 
-def token_dtype(tokenizer):
-    return np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
-
-
-def encode_chunk(tokenizer, job):
-    """(path, bytes, undecodable sequences, tokens, tokens per sentence, sentences per document) of
-    one chunk."""
-    path, start, end, layout = job
+def encode_chunk(tokenizer, dtype, job):
+    """(tokens, tokens per sentence, sentences per document, whether it is UTF-8) of one chunk."""
+    path, start, end = job
     with open(path, "rb") as file:
         file.seek(start)
-        raw = file.read(end - start)
-    text = raw.decode("utf-8", errors="replace")
-    broken = text.count("\ufffd") - raw.count("\ufffd".encode())
-    documents = read_documents(text.removeprefix("\ufeff"), layout)
-    ids = tokenizer.encode_batch(list(chain.from_iterable(documents)))
-    lengths = np.array([len(row) for row in ids], np.int64)
-    tokens = np.fromiter(chain.from_iterable(ids), token_dtype(tokenizer), int(lengths.sum()))
-    owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
-    counts = np.bincount(owner[lengths > 0], minlength=1)
-    return path, end - start, broken, tokens, lengths[lengths > 0], counts[counts > 0]
+        text = file.read(end - start).decode("utf-8", errors="replace")
+    documents = [tokenizer.encode_batch(each) for each in read_documents(text.lstrip("\ufeff"))]
+    # without the sentences whose characters the tokenizer drops
+    sentences = [ids for document in documents for ids in document if ids]
+    sizes = [sum(map(bool, document)) for document in documents]
+    tokens = np.fromiter(chain.from_iterable(sentences), dtype)
+    return (tokens, np.array([len(ids) for ids in sentences], np.int64),
+            np.array([size for size in sizes if size], np.int64), "\ufffd" not in text)
 
 
-def write_tokens(results, tokens, sentences, documents, bar):
+def write_tokens(folder, results):
     """Write the three files from encode_chunk's results; returns the counts."""
-    count = dict.fromkeys((*NAMES, "replaced"), 0)
-    for path, size, broken, ids, lengths, per_document in results:
-        if broken and not count["replaced"]:
-            print(f"{path}: not all is UTF-8; bad bytes become U+FFFD", file=sys.stderr)
-        tokens.write(ids)
-        sentences.write(count["tokens"] + np.cumsum(lengths) - lengths)
-        documents.write(count["sentences"] + np.cumsum(per_document) - per_document)
-        count["tokens"] += len(ids)
-        count["sentences"] += len(lengths)
-        count["documents"] += len(per_document)
-        count["replaced"] += broken
-        bar.update(size)
-    sentences.write(np.int64(count["tokens"]))
-    documents.write(np.int64(count["sentences"]))
+    count = dict.fromkeys(NAMES, 0)
+    warned = False
+    with ExitStack() as stack:
+        tokens, sentences, documents = [
+            stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in NAMES]
+        for ids, lengths, sizes, whole in results:
+            tokens.write(ids)
+            sentences.write(count["tokens"] + np.cumsum(lengths) - lengths)
+            documents.write(count["sentences"] + np.cumsum(sizes) - sizes)
+            for name, part in zip(NAMES, (ids, lengths, sizes)):
+                count[name] += len(part)
+            if not (whole or warned):
+                warned = True
+                warnings.warn("not all text is UTF-8; other bytes become U+FFFD")
+        sentences.write(np.int64(count["tokens"]))
+        documents.write(np.int64(count["sentences"]))
     return count
 
 
 def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus.
-
-    A folder made from the same files (path, size, time of change) by the same tokenizer is reused.
-    Interrupted at any point, a folder holds what it held before, or what Corpus refuses.
-    """
+    Interrupted at any point, the folder has no meta.json, and Corpus refuses it."""
     folder = Path(out_folder)
-    files = text_files(paths)
-    sources = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
-               for path in files]
-    made_from = {"format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
-                 "dtype": token_dtype(tokenizer).name, "sources": sources}
-    if made_from.items() <= read_meta(folder).items():
-        return Corpus(folder, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    for left in partials(folder, "*.bin"):  # of a process that was killed
-        left.unlink()
-    total = sum(size for _, size, _ in sources)
-    with contextlib.ExitStack() as stack:  # at its end the files get their names
-        jobs = chain.from_iterable(map(chunks, files))
-        results = in_order(partial(encode_chunk, tokenizer), jobs, workers)
-        stack.enter_context(contextlib.closing(results))
-        made = [stack.enter_context(atomic(folder / f"{name}.bin")) for name in NAMES]
-        bar = tqdm(total=total, unit="B", unit_scale=True, desc="tokens", disable=None)
-        count = write_tokens(results, *made, stack.enter_context(bar))
-        if not count["sentences"]:
-            raise UserError(f"{files[0]}: there is no sentence in the corpus")
-        (folder / "meta.json").unlink(missing_ok=True)  # until the new one is written no corpus
-    prints = {name: fingerprint(folder / f"{name}.bin") for name in NAMES}
-    write_json(folder / "meta.json", {**made_from, **count, "files": prints})
+    (folder / "meta.json").unlink(missing_ok=True)
+    files = text_files(paths)
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
+    jobs = chain.from_iterable(map(chunks, files))
+    work = partial(encode_chunk, tokenizer, dtype)
+    with closing(in_order(work, jobs, workers)) as results:
+        total = sum(os.path.getsize(path) // CHUNK + 1 for path in files)
+        count = write_tokens(folder, tqdm(results, "tokens", total, unit=" chunks", disable=None))
+    if not count["sentences"]:
+        raise UserError(f"{files[0]}: there is no sentence in the corpus")
+    write_json(folder / "meta.json", {
+        "format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
+        "dtype": dtype.name, **count, "sources": fingerprints(files)})
     return Corpus(folder, tokenizer)
 
 
@@ -355,41 +291,28 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1):
     """Make a tokenizer, trained on the text or copied from the path `tokenizer`, and the token
     files, all in a folder; returns (tokenizer, Corpus).
 
-    A vocabulary trained on the same files before is reused: vocabulary.json, which is written
-    first, says what it is made from. UserError where the folder holds a file of others under a name
-    that is written here.
+    vocabulary.json, which is written first, says what they are made from: the same command again
+    continues. UserError where the folder holds anything else.
     """
     folder = Path(folder)
     files = text_files(paths)
     given = tokenizer and load_tokenizer(tokenizer, lower)
-    about = {"pieces": vocab_size, "lower": lower is not False, "sources": fingerprints(files)}
-    if given:
-        about["tokenizer"] = given.fingerprint
-    model = folder / "spiece.model"
+    about = {"vocab_size": vocab_size, "lower": lower is not False,
+             "tokenizer": given and given.fingerprint, "sources": fingerprints(files)}
     mark = folder / "vocabulary.json"
-    before = read_json(mark, dict) if mark.exists() else {}
-    if not read_meta(folder) and "sources" not in before:
-        refuse_others(folder, given)
+    made = read_json(mark) == about if mark.exists() else not any(folder.glob("*"))
+    if not made:
+        raise UserError(f"{folder}: holds other files than a corpus of this text; choose another "
+                        "folder")
     folder.mkdir(parents=True, exist_ok=True)
-    if before != about:
-        if not given:
-            model.unlink(missing_ok=True)
-        write_json(mark, about)
+    write_json(mark, about)
+    model = folder / "spiece.model"
     if given:
         given.save(folder)
     elif not model.exists():
         print(f"training a vocabulary of {vocab_size} tokens", flush=True)
         train_sentencepiece(files, model, vocab_size, lower is not False, threads=workers)
     tokenizer = given or load_tokenizer(model, lower)
-    return tokenizer, prepare_corpus(files, tokenizer, folder, workers=workers)
-
-
-def refuse_others(folder, given):
-    """UserError where the folder has a file that make_corpus would write, other than the given
-    vocabulary."""
-    names = [*(f"{name}.bin" for name in NAMES), "meta.json", "vocabulary.json", "spiece.model",
-             "vocab.txt"]
-    for path in [folder / name for name in names]:
-        if path.exists() and not (given and path.samefile(given.path)):
-            raise UserError(f"{path}: in the way, and this command has not made it; choose another "
-                            "folder")
+    if read_meta(folder):
+        return tokenizer, Corpus(folder, tokenizer)
+    return tokenizer, prepare_corpus(files, tokenizer, folder, workers)
