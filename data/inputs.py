@@ -18,7 +18,6 @@ from data.text import make_corpus, text_files
 
 DEMO = Path(__file__).resolve().parent / "demo"
 DATA = ("glue", "squad", "race", "cifar10", "train_text", "valid_text", "test_text", "corpus")
-MOST_HELD_OUT = 1000  # documents, where --held_out is a fraction: 5% of Wikipedia are 300,000
 
 
 @dataclasses.dataclass
@@ -48,11 +47,11 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
         given = {"tasks": [*tasks], **given}
     text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in DATA if name in needs or name == "corpus" and text]
-    facts = fill_in(cfg, ranks, flags)
+    fill_in(cfg, ranks, flags)
     reads = on_main(ranks, lambda: {
         "models": find_models(cfg, "tokenizer" in needs or text),
         **find_data(cfg, flags, tasks, action)})
-    run = RunFolder(cfg, action, ranks, given, reads, **facts)
+    run = RunFolder(cfg, action, ranks, given, reads)
     data = Data(ranks.device)
     if run.finished:
         return run, data
@@ -77,44 +76,39 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
 
 def find_data(cfg, flags, tasks, action):
     """{data flag: its files}; UserError where one is missing, or is not text. Of a prepared corpus
-    it is meta.json, which has the digests of the others."""
+    it is meta.json, which has the fingerprints of the text."""
     reads = {}
-    for flag in [*flags, "dev_corpus"]:
-        value = getattr(cfg, flag, "")
+    for flag in flags:
+        value = getattr(cfg, flag)
         if not value:  # of a run's data some translations may lack a part
             continue
-        files = []
         if flag in ("glue", "squad"):
-            files += task_files(tasks, cfg, flag, action != "finetune")
+            files = task_files(tasks, cfg, flag, action != "finetune")
         elif flag == "race":
-            for split in ("train", "dev", *["test"] * Path(value, "test").is_dir()):
-                for level in race.LEVELS:
-                    files += race.passage_files(value, split, level)
+            files = [path for split in race.splits(value)
+                     for path in race.passage_files(value, split)]
         elif flag == "cifar10":
-            files += cifar10.find_batches(value, "test" if action == "evaluate" else "train")
+            files = cifar10.find_batches(value, "test" if action == "evaluate" else "train")
         elif flag.endswith("_text"):
-            files += translation.find_sides(value, cfg.languages)
+            files = translation.find_sides(value, cfg.languages)
         else:
-            files += [Path(value[0], "meta.json")] if is_prepared(value) else text_files(value)
+            files = [Path(value[0], "meta.json")] if is_prepared(value) else text_files(value)
         reads[flag] = [str(path) for path in files]
     return reads
 
 
 def find_models(cfg, tokenizer):
-    """The files of the models and the tokenizer that the flags cfg.models name. Opens --tokenizer
-    if it is needed."""
+    """The files of the models and the tokenizer that the flags cfg.models name; of a run folder its
+    checkpoint. Opens --tokenizer if it is needed."""
     if cfg.tokenizer and (tokenizer or "tokenizer" in cfg.given):
         load_tokenizer(cfg.tokenizer)
     files = []
     for flag in cfg.models:
         value = getattr(cfg, flag)
-        for path in map(Path, [value] if isinstance(value, str) else value):
-            if (path / "checkpoint.pt").is_file():  # a run folder
-                names = ("checkpoint.pt", "spiece.model", "vocab.txt")
-                files += [path / name for name in names if (path / name).is_file()]
-            elif value and path.exists():
-                files.append(path)
-    return [str(path) for path in files]
+        for path in filter(None, [value] if isinstance(value, str) else value):
+            checkpoint = Path(path, "checkpoint.pt")
+            files.append(str(checkpoint) if checkpoint.is_file() else path)
+    return files
 
 
 # --- the demo data -------------------------------------------------------------------------------
@@ -130,31 +124,23 @@ def data_of(init):
 def fill_in(cfg, ranks, flags):
     """Set the data flags that were left out: to the data of --init's run, so that a model of the
     user's own data never continues with demo data, or else to the demo data, which are made on
-    first use. Returns facts for config.json."""
+    first use."""
     missing = [name for name in flags if not getattr(cfg, name)]
-    theirs = data_of(getattr(cfg, "init", ""))
-    values = {name: theirs[name] for name in missing if name in theirs}
-    if values:
-        words = [f"--{name} {written(value)}" for name, value in values.items()]
-        print0(ranks, f"data of {cfg.init}, by its config.json: {', '.join(words)}")
-    missing = [name for name in missing if name not in theirs]
-    facts = {}
-    if theirs:
-        needed = [name for name in missing if not name.endswith("_text")]
-        if needed:
-            raise UserError(f"--{needed[0]}: missing, and {cfg.init} was not trained on demo data; "
-                            f"name it, or --{needed[0]} {DEMO / needed[0]}")
-    elif missing:
-        print0(ranks, f"no --{', no --'.join(missing)}: using the demo data in {DEMO} (made on "
-                      "first use)")
-        demo = on_main(ranks, make_demo, DEMO)
-        values = {name: demo[name] for name in missing}
-        facts = {"demo_sha256": demo["sha256"]}
-    for name, value in values.items():
-        if isinstance(getattr(cfg, name), tuple):
-            value = (value,) if isinstance(value, str) else tuple(value)
-        setattr(cfg, name, value)
-    return facts
+    values = data_of(getattr(cfg, "init", ""))
+    origin = f"the data of {cfg.init}"
+    if missing and not values:
+        origin = "demo data"
+        values = on_main(ranks, make_demo, DEMO)
+    for name in missing:
+        if name in values:
+            value = values[name]
+            if isinstance(getattr(cfg, name), tuple):
+                value = (value,) if isinstance(value, str) else tuple(value)
+            setattr(cfg, name, value)
+            print0(ranks, f"--{name} {written(value)}: {origin}")
+        elif not name.endswith("_text"):
+            raise UserError(f"--{name}: missing, and {cfg.init} was not trained on demo data; "
+                            f"name it, or --{name} {DEMO / name}")
 
 
 def words_after_training(cfg, folder, target):
@@ -175,41 +161,27 @@ def open_text(cfg, ranks, folder):
     """(tokenizer, Corpus to train on, held-out Corpus) of cfg.corpus.
 
     A prepared corpus is used with the tokenizer in its folder. Otherwise the tokenizer is trained,
-    unless --tokenizer gives one, and the token files are made in folder/corpus, once. cfg.held_out
-    below 1 is the fraction of the documents that is held out, at most MOST_HELD_OUT of them; from 1
-    on it is their number. With cfg.dev_corpus that text is held out, and nothing of the corpus.
+    unless --tokenizer gives one, and the token files are made in folder/corpus, once.
     """
     target = Path(cfg.corpus[0]) if is_prepared(cfg.corpus) else Path(folder) / "corpus"
-    on_main(ranks, make_text, cfg.corpus, target, cfg, cfg.tokenizer)
+
+    def make():
+        if not (target / "meta.json").exists():
+            workers = os.cpu_count() or 1
+            make_corpus(cfg.corpus, target, cfg.vocab_size, cfg.tokenizer, workers=workers)
+
+    on_main(ranks, make)
     tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
     if tokenizer.mask_id is None:
         raise UserError(f"{tokenizer.path}: lacks [MASK], which pre-training needs; use another")
-    corpus = Corpus(target, tokenizer)
-    if getattr(cfg, "dev_corpus", ()):
-        dev = Path(folder) / "corpus" / "dev"
-        on_main(ranks, make_text, cfg.dev_corpus, dev, cfg, str(tokenizer.path))
-        return tokenizer, corpus, Corpus(dev, tokenizer)
-    held_out = cfg.held_out
-    if held_out >= max(1, len(corpus.ids)):
-        raise UserError(f"--held_out {held_out:.0f}: {target} has {len(corpus.ids)} documents; "
-                        "hold out fewer")
-    most = MOST_HELD_OUT if held_out < 1 else int(held_out)
-    return tokenizer, *corpus.split(min(held_out, 1.0), most)
-
-
-def make_text(paths, target, cfg, tokenizer):
-    """Make the tokenizer and the token files of text in the folder target, unless they are there.
-    """
-    if not (target / "meta.json").exists():
-        make_corpus(paths, target, cfg.vocab_size, tokenizer, workers=os.cpu_count() or 1)
+    return tokenizer, *Corpus(target, tokenizer).split(cfg.held_out)
 
 
 def corpus_line(cfg, data):
     """A line on the size of the corpus and the documents that are held out."""
     meta = data.train.meta
     counts = ", ".join(f"{meta[name]:,} {name}" for name in ("documents", "sentences", "tokens"))
-    other = f" documents of {' '.join(cfg.dev_corpus)}" if getattr(cfg, "dev_corpus", ()) else ""
-    return f"{' '.join(cfg.corpus)}: {counts}; held out: {len(data.dev.ids):,}{other}"
+    return f"{' '.join(cfg.corpus)}: {counts}; held out: {len(data.dev.ids):,}"
 
 
 def keep_vocabulary(run, tokenizer):

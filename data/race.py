@@ -27,16 +27,23 @@ LETTERS = ("A", "B", "C", "D")  # of the options
 Question = namedtuple("Question", "passage text options answer level")
 
 
-def passage_files(folder, split, level):
-    """The files of one level, in the order of their numbers."""
-    place = Path(folder) / split / level
-    files = sorted(place.glob("*.txt"), key=lambda path: (len(path.name), path.name))
-    if not files:
-        raise UserError(f"{place}: no passages are here; --race takes the official folder")
+def splits(folder):
+    return ["train", "dev", *["test"] * Path(folder, "test").is_dir()]
+
+
+def passage_files(folder, split):
+    """The files of a split: middle school before high school, in the order of their numbers."""
+    files = []
+    for level in LEVELS:
+        place = Path(folder) / split / level
+        inside = sorted(place.glob("*.txt"), key=lambda path: (len(path.name), path.name))
+        if not inside:
+            raise UserError(f"{place}: no passages are here; --race takes the official folder")
+        files += inside
     return files
 
 
-def read_passage(path, level, answered=True):
+def read_passage(path, answered=True):
     """The questions of one passage's file. answered=False: a user's file; every answer is A."""
     entry = read_json(path, dict, "download it again")
     questions = []
@@ -52,7 +59,8 @@ def read_passage(path, level, answered=True):
             if answer not in LETTERS:
                 raise UserError(f"{path}: question {number + 1} has the answer {answer!r}; it must "
                                 "be A, B, C or D")
-            questions.append(Question(passage, text, options, LETTERS.index(answer), level))
+            questions.append(Question(passage, text, options, LETTERS.index(answer),
+                                      path.parent.name))
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: not a RACE passage (article, questions, four options and an "
                         "answer each); download it again") from None
@@ -60,10 +68,9 @@ def read_passage(path, level, answered=True):
 
 
 def load(folder, split, count=0):
-    """The questions of "train", "dev" or "test", middle school before high school. count: fewer of
-    them, at even distances."""
-    questions = [question for level in LEVELS for path in passage_files(folder, split, level)
-                 for question in read_passage(path, level)]
+    """The questions of "train", "dev" or "test". count: fewer of them, at even distances."""
+    questions = [question for path in passage_files(folder, split)
+                 for question in read_passage(path)]
     total = len(questions)
     count = min(count or total, total)
     return [questions[i * total // count] for i in range(count)]
@@ -118,23 +125,22 @@ class RaceTask(Task):
 
     def __init__(self, name, cfg, tokenizer, recipe, file=None):
         if file:
-            self.examples = {"test": read_passage(file, LEVELS[0], answered=False)}
+            self.examples = {"test": read_passage(file, answered=False)}
         else:
-            names = ["train", "dev", *["test"] * Path(cfg.race, "test").is_dir()]
             self.examples = {split: load(cfg.race, split, limit(split, cfg))
-                             for split in names}
-        splits = {split: features(questions, tokenizer, recipe.length)
-                  for split, questions in self.examples.items()}
-        super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe, splits)
+                             for split in splits(cfg.race)}
+        encoded = {split: features(questions, tokenizer, recipe.length)
+                   for split, questions in self.examples.items()}
+        super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe, encoded)
 
     def score(self, split, outputs):
         """{"main", "accuracy", "middle", "high"} as fractions, without a level that has no
         questions. outputs: (n, 4)."""
         right = np.asarray(outputs).argmax(1) == self.splits[split].labels
-        levels = np.array([question.level for question in self.examples[split]])
+        levels = [question.level for question in self.examples[split]]
         scores = {"accuracy": float(right.mean())}
         for level in dict.fromkeys(levels):
-            scores[level] = float(right[levels == level].mean())
+            scores[level] = float(right[np.array(levels) == level].mean())
         return {**scores, "main": scores[self.recipe.main]}
 
     def write(self, split, outputs, folder):
