@@ -33,14 +33,11 @@ import torch
 from common import glue
 from common.cli import UserError
 from common.checkpoint import (
-    atomic, finite, load_file, parse_json, read_init, read_json, take_over, write_atomic)
+    atomic, existing, finite, load_file, read_init, read_json, take_over, write_atomic)
 
 EPSILON = 1e-12  # of all LayerNorms
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U8": torch.uint8, "BOOL": torch.bool,
-}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+          "I64": torch.int64}
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -48,57 +45,47 @@ DTYPES = {
 def read_weights(folder):
     """{name: tensor} of the model.safetensors or pytorch_model.bin in a folder."""
     path = Path(folder) / "model.safetensors"
-    binary = Path(folder) / "pytorch_model.bin"
     if path.is_file():
         return finite(read_safetensors(path), path)
-    if not binary.is_file():
-        raise UserError(f"{folder}: no model.safetensors and no pytorch_model.bin is here; give "
-                        "the folder of a PyTorch model")
-    weights = load_file(binary)
-    if not isinstance(weights, dict) or not all(map(torch.is_tensor, weights.values())):
-        raise UserError(f"{binary}: not a model's weights by name")
-    return finite(weights, binary)
+    path = existing(path.with_name("pytorch_model.bin"),
+                    "give the folder of a PyTorch model, with this file or model.safetensors")
+    return finite(load_file(path), path)
 
 
 def read_safetensors(path):
     """{name: tensor} of one .safetensors file."""
     content = np.fromfile(path, np.uint8)
     start = 8 + int.from_bytes(content[:8], "little")
-    header = bytes(content[8:start]).decode(errors="replace")
-    header = parse_json(header, f"{path}, its header", dict)
-    header.pop("__metadata__", None)
     tensors = {}
     try:
+        header = json.loads(bytes(content[8:start]))
+        header.pop("__metadata__", None)
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
-            tensor = torch.frombuffer(
-                content[start + begin:start + end], dtype=DTYPES[entry["dtype"]])
+            raw = content[start + begin:start + end]
+            tensor = torch.frombuffer(raw, dtype=DTYPES[entry["dtype"]])
             tensors[name] = tensor.view(entry["shape"])
     except (ValueError, KeyError, TypeError, RuntimeError):
-        raise UserError(f"{path}: damaged or cut short at tensor {name}; fetch it again") from None
+        raise UserError(f"{path}: damaged, cut short or of other types than {', '.join(DTYPES)}; "
+                        "fetch it again") from None
     return tensors
 
 
 def write_weights(path, tensors):
-    """Write {name: tensor} as a .safetensors file."""
-    codes = {dtype: code for code, dtype in DTYPES.items()}
+    """Write {name: tensor} as a .safetensors file, in float32."""
     header = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
+        end = offset + 4 * tensor.numel()
         header[name] = {
-            "dtype": codes[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
+            "dtype": "F32", "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors start at a multiple of 8
     with atomic(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-            file.write(raw.numpy().data)
+            file.write(tensor.detach().float().cpu().contiguous().numpy())
 
 
 def write_folder(folder, weights, config, tokenizer):
@@ -123,10 +110,6 @@ def write_tokenizer(folder, tokenizer, longest):
         "model_max_length": longest,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
-    for role in ("pad", "unk", "cls", "sep", "mask"):
-        number = getattr(tokenizer, f"{role}_id")
-        if number is not None:
-            config[f"{role}_token"] = tokenizer.names[number]
     write_atomic(Path(folder) / "tokenizer_config.json", json.dumps(config, indent=2))
 
 
@@ -177,6 +160,12 @@ ALBERT_DEFAULTS = {  # of keys that may be missing
     "initializer_range": 0.02,
     "hidden_dropout_prob": 0.0,
 }
+ALBERT_REQUIRED = {  # all that albert.py can build
+    "model_type": "albert",
+    "inner_group_num": 1,
+    "type_vocab_size": 2,
+    "layer_norm_eps": EPSILON,
+}
 ALBERT_CLASSES = {  # of a task, or of a head
     "RACE": "AlbertForMultipleChoice",
     "mlm": "AlbertForPreTraining",
@@ -185,16 +174,19 @@ ALBERT_CLASSES = {  # of a task, or of a head
 }
 
 
+def check_config(config, required):
+    """ValueError where a key is there with another value than `required` has."""
+    for key, only in required.items():
+        if config.get(key, only) != only:
+            raise ValueError(f"{key} is {config[key]}; only {only} can be read")
+
+
 def albert_settings(config):
     """albert.py's settings of a config.json. ValueError or KeyError where it describes what
     albert.py cannot build."""
     config = {**ALBERT_DEFAULTS, **config}
-    required = {"model_type": "albert", "inner_group_num": 1, "type_vocab_size": 2,
-                "layer_norm_eps": EPSILON,
-                "attention_probs_dropout_prob": config["hidden_dropout_prob"]}
-    for key, only in required.items():
-        if config.get(key, only) != only:
-            raise ValueError(f"{key} is {config[key]}; only {only} can be read")
+    dropout = {"attention_probs_dropout_prob": config["hidden_dropout_prob"]}
+    check_config(config, {**ALBERT_REQUIRED, **dropout})
     settings = {ours: config[theirs] for ours, theirs in ALBERT_SETTINGS.items()}
     return {**settings, "share": "all", "mapped": settings["embedding"] == settings["hidden"]}
 
@@ -247,28 +239,17 @@ def rename_albert(weights, groups):
 def albert_config(cfg, architecture, outputs, groups, labels=(), task=""):
     """config.json for transformers. outputs: of the head of a classifier; labels: their names."""
     labels = labels or [f"LABEL_{number}" for number in range(outputs)]
-    config = {theirs: getattr(cfg, ours) for ours, theirs in ALBERT_SETTINGS.items()}
-    config.update({
+    return {
+        **{theirs: getattr(cfg, ours) for ours, theirs in ALBERT_SETTINGS.items()},
+        **ALBERT_REQUIRED,
         "architectures": [architecture],
-        "model_type": "albert",
         "embedding_size": cfg.embedding or cfg.hidden,
         "num_hidden_groups": groups,
-        "inner_group_num": 1,
-        "type_vocab_size": 2,
         "attention_probs_dropout_prob": cfg.dropout,
-        "classifier_dropout_prob": 0.1,
-        "layer_norm_eps": EPSILON,
-        "pad_token_id": 0,
-        "bos_token_id": 2,
-        "eos_token_id": 3,
         "id2label": dict(enumerate(labels)),
-        "label2id": {name: number for number, name in enumerate(labels)},
-    })
-    if task in glue.TASKS:
-        config["finetuning_task"] = task
-    if task and cfg.finetune_length:
-        config["finetune_length"] = cfg.finetune_length
-    return config
+        "finetuning_task": task,
+        "finetune_length": cfg.finetune_length,
+    }
 
 
 def write_albert(folder, weights, task, cfg, groups, tokenizer):
@@ -281,7 +262,7 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer):
         kinds = ["AlbertModel"]
         theirs = {name.removeprefix("albert."): value for name, value in theirs.items()}
     labels = glue.TASKS[task].labels if task in glue.TASKS else ()
-    outputs = len(weights.get("head.weight", "01"))
+    outputs = len(weights.get("head.weight", "01"))  # two without a head
     config = albert_config(cfg, kinds[0], outputs, groups, labels, task)
     write_folder(folder, theirs, config, tokenizer)
     line = f"{folder}: {kinds[0]}, {sum(map(torch.numel, theirs.values())):,} parameters"
@@ -316,7 +297,7 @@ BERT_NAMES = {  # our module: theirs; {} is the number of a layer
 }
 QKV = "query", "key", "value"
 SIZES = "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size"
-FIXED = {  # all that runs here
+BERT_REQUIRED = {  # all that runs here
     "hidden_act": "gelu",
     "layer_norm_eps": EPSILON,
     "position_embedding_type": "absolute",
@@ -407,18 +388,10 @@ def fill(model, weights, folder):
     """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. Returns a line on
     what was loaded, newly initialised and ignored; UserError where a part of the encoder is missing
     or does not fit."""
-    state = model.state_dict()
-    for name in state.keys() - weights.keys():
+    for name in model.state_dict().keys() - weights.keys():
         if name.startswith("encoder.") and "pooler" not in name:
             raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
-    vocab = len(state["encoder.token_embedding.weight"])
-    padding = len(weights["encoder.token_embedding.weight"]) - vocab
-    if not padding or padding not in [-vocab % multiple for multiple in (8, 64, 128)]:
-        return take_over(model, weights, folder)
-    by_token = {"encoder.token_embedding.weight", "decoder_bias"} & weights.keys()
-    cut = {name: weights[name][:vocab] for name in by_token}
-    line = take_over(model, weights | cut, folder)
-    return f"{line}; the last {padding} rows of its embedding are padding and ignored"
+    return take_over(model, weights, folder)
 
 
 def bert_sizes(folder, config):
@@ -427,14 +400,11 @@ def bert_sizes(folder, config):
     if config["model_type"] not in ("bert", "electra", "autotinybert"):
         raise UserError(f"{folder}: model_type is {config['model_type']}; only bert and electra "
                         "can be read")
-    for key, only in FIXED.items():
-        if config.get(key, only) != only:
-            raise UserError(f"{folder}: {key} is {config[key]}; only {only} can be read")
-    config = {"qkv_size": config.get("hidden_size"), **config}
-    missing = [name for name in SIZES if not isinstance(config.get(name), int)]
-    if missing:
-        raise UserError(f"{folder / 'config.json'}: {missing[0]} is missing or no whole number")
-    return tuple(config[name] for name in SIZES)
+    try:
+        check_config(config, BERT_REQUIRED)
+    except ValueError as error:
+        raise UserError(f"{folder}: {error}") from None
+    return tuple({"qkv_size": config["hidden_size"], **config}[name] for name in SIZES)
 
 
 def translate(names, module):
@@ -455,12 +425,7 @@ def read_bert(folder, heads):
     if "decoder.bias" in weights:
         weights["decoder_bias"] = weights.pop("decoder.bias")
     for name in [name for name in weights if name.endswith(".query.weight")]:
-        layer = name.removesuffix(".query.weight")
-        try:
-            weights |= stack_heads(weights, layer, heads)
-        except (RuntimeError, KeyError):
-            raise UserError(f"{folder}: {layer} is not complete, or does not fit {heads} heads"
-                            ) from None
+        weights |= stack_heads(weights, name.removesuffix(".query.weight"), heads)
     return weights
 
 
@@ -503,25 +468,20 @@ def bert_config(weights, shape, dropout, tokenizer, kind):
     config = {
         "model_type": name.lower(),
         "architectures": [name + kind],
-        **FIXED,
+        **BERT_REQUIRED,
         **dict(zip(SIZES, shape)),
-        "initializer_range": 0.02,
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
         "max_position_embeddings": len(weights["encoder.position_embedding.weight"]),
-        "type_vocab_size": 2,
         "vocab_size": len(weights["encoder.token_embedding.weight"]),
         "pad_token_id": tokenizer.pad_id,
+        "num_labels": len(weights.get("head.weight", "01")),  # two without a head
     }
     if name != "Bert":
         module = f"modeling_autotinybert.{name}"
         config["auto_map"] = {"AutoConfig": f"{module}Config"}
         for each in CLASSES:
             config["auto_map"]["AutoModel" + each.removeprefix("Model")] = module + each
-    if "head.weight" in weights:
-        labels = [f"LABEL_{number}" for number in range(len(weights["head.weight"]))]
-        config["id2label"] = dict(enumerate(labels))
-        config["label2id"] = {label: number for number, label in enumerate(labels)}
     return config
 
 

@@ -387,17 +387,6 @@ def teacher_of(folder, words):
     return atb.load_teacher(dataclasses.replace(TINY, teacher=str(folder)), HERE, words)
 
 
-def test_the_padding_of_a_teachers_embedding_is_cut(tmp_path, words):
-    """50 tokens in 56 rows, a multiple of 8. 60 rows are another vocabulary."""
-    model = tiny_model(vocab_size=56)
-    keep(tmp_path / "56", model, words)
-    teacher = teacher_of(tmp_path / "56", words)
-    assert torch.equal(teacher(*tiny_batch()), model.encoder(*tiny_batch()))
-    keep(tmp_path / "60", tiny_model(vocab_size=60), words)
-    with pytest.raises(UserError, match="weight is"):
-        teacher_of(tmp_path / "60", words)
-
-
 def inputs_of_both():
     """tiny_batch, which of its tokens are real, and the same as the arguments of transformers."""
     ids, token_type_ids, lengths = tiny_batch()
