@@ -1565,7 +1565,6 @@ def print_best(run, cfg):
         lines.append(f"  {number:2d}  {text}")
     print0(run.ranks, "\n".join(lines))
     if (run.folder / "best.pt").exists():
-        print0(run.ranks, f"drawing: {run.folder / 'best.mmd'} (Mermaid)")
         run.print_result(cfg, "best.json", "--pretrain", "--init", run.folder)
     else:
         print0(run.ranks, "no best.pt: without shared weights and without --finalists no trained "
@@ -2049,7 +2048,7 @@ def finetune(cfg, text):
 
 
 def write_best(path, arch, source, cfg, tokenizer, labels=None, length=None):
-    """Write a network as FILE.py, .mmd (a drawing), .pt and its vocabulary, from start_from's
+    """Write a network as FILE.py, .pt and its vocabulary, from start_from's
     source. labels: names of a task head's outputs; length: tokens of its longest input, by default
     cfg's. Returns start_from's line."""
     if labels:
@@ -2071,7 +2070,7 @@ def export(cfg, name):
     length = cfg.length
     tokenizer = load_tokenizer(cfg.tokenizer)
     vocabulary = path.with_name(tokenizer.file_name)
-    written = [path, path.with_suffix(".mmd"), path.with_suffix(".pt")]
+    written = [path, path.with_suffix(".pt")]
     exists = [each for each in written if each.exists()]
     if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
         exists.append(vocabulary)
@@ -2083,7 +2082,7 @@ def export(cfg, name):
         length = settings.get("finetune_length") or recipes(cfg)[task].length
         labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
     print(write_best(path, resolve_arch(cfg), source, cfg, tokenizer, labels, length))
-    print(f"{path}: written, with its weights, drawing and {tokenizer.file_name}")
+    print(f"{path}: written, with its weights and {tokenizer.file_name}")
 
 
 def forward_flops(arch, cfg):

@@ -36,6 +36,7 @@ from common.checkpoint import (
     atomic, existing, finite, load_file, read_init, read_json, take_over, write_atomic)
 
 EPSILON = 1e-12  # of all LayerNorms
+MOST_LAYERS = 100
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
           "I64": torch.int64}
 
@@ -113,6 +114,19 @@ def write_tokenizer(folder, tokenizer, longest):
     write_atomic(Path(folder) / "tokenizer_config.json", json.dumps(config, indent=2))
 
 
+def names_of(table, count):
+    """{our module: theirs} of a table whose names have {} in the place of a number below count."""
+    return {ours.format(number): theirs.format(number)
+            for ours, theirs in table.items() for number in range(count)}
+
+
+def check_config(config, required):
+    """ValueError where a key is there with another value than `required` has."""
+    for key, only in required.items():
+        if config.get(key, only) != only:
+            raise ValueError(f"{key} is {config[key]}; only {only} can be read")
+
+
 # --- ALBERT --------------------------------------------------------------------------------------
 
 GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0"
@@ -174,13 +188,6 @@ ALBERT_CLASSES = {  # of a task, or of a head
 }
 
 
-def check_config(config, required):
-    """ValueError where a key is there with another value than `required` has."""
-    for key, only in required.items():
-        if config.get(key, only) != only:
-            raise ValueError(f"{key} is {config[key]}; only {only} can be read")
-
-
 def albert_settings(config):
     """albert.py's settings of a config.json. ValueError or KeyError where it describes what
     albert.py cannot build."""
@@ -195,13 +202,10 @@ def read_albert(folder, config, groups):
     """({our name: weight} of a folder, the task whose head is among them: that of our config.json,
     "RACE" and "SQuAD1.1" by their class, for other classes' heads their class, else ""). ValueError
     where a name belongs to no ALBERT of so many groups."""
-    weights = read_weights(folder)
-    if "embeddings.word_embeddings.weight" in weights:  # a bare AlbertModel
-        weights = {f"albert.{name}": value for name, value in weights.items()}
-    modules = {theirs.format(group): ours.format(group)
-               for ours, theirs in ALBERT_NAMES.items() for group in range(groups)}
+    modules = {theirs: ours for ours, theirs in names_of(ALBERT_NAMES, groups).items()}
     renamed = {}
-    for name, value in weights.items():
+    for name, value in read_weights(folder).items():
+        name = re.sub("^(?=embeddings|encoder|pooler)", "albert.", name)  # of a bare AlbertModel
         module, _, leaf = name.rpartition(".")
         if module in modules:
             renamed[f"{modules[module]}.{leaf}"] = value.float()
@@ -407,58 +411,42 @@ def bert_sizes(folder, config):
     return tuple({"qkv_size": config["hidden_size"], **config}[name] for name in SIZES)
 
 
-def translate(names, module):
-    """The name of a module on the other side, by {name: name there}, else None."""
-    other = names.get(re.sub(r"\.\d+\.", ".{}.", module), "")
-    return other.format(*re.findall(r"\.(\d+)\.", module)) or None
-
-
 def read_bert(folder, heads):
     """{our name: weight} of a folder; names that a BERT does not have stay as they are."""
-    names = {theirs: ours for ours, theirs in BERT_NAMES.items()}
+    modules = {theirs: ours for ours, theirs in names_of(BERT_NAMES, MOST_LAYERS).items()}
     weights = {}
     for name, value in read_weights(folder).items():
         name = re.sub(r"^(electra\.|(?=embeddings|encoder\.layer|pooler))", "bert.", name)
         name = name.replace(".gamma", ".weight").replace(".beta", ".bias")
         module, _, leaf = name.rpartition(".")
-        weights[f"{translate(names, module) or module}.{leaf}"] = value
+        weights[f"{modules.get(module, module)}.{leaf}"] = value
     if "decoder.bias" in weights:
         weights["decoder_bias"] = weights.pop("decoder.bias")
-    for name in [name for name in weights if name.endswith(".query.weight")]:
-        weights |= stack_heads(weights, name.removesuffix(".query.weight"), heads)
+    for layer in [name.removesuffix(".query.weight") for name in weights if ".query.w" in name]:
+        for leaf, ours in (("weight", "qkv"), ("bias", "qkv_bias")):
+            stacked = torch.stack([weights.pop(f"{layer}.{part}.{leaf}") for part in QKV])
+            weights[f"{layer}.{ours}"] = stacked.unflatten(1, (heads, -1))  # (3, N, D, inputs)
+        output = weights.pop(f"{layer}.output.weight")
+        weights[f"{layer}.output"] = output.unflatten(1, (heads, -1))  # (H, N, D)
+        weights[f"{layer}.output_bias"] = weights.pop(f"{layer}.output.bias")
     return weights
-
-
-def stack_heads(weights, layer, heads):
-    """Take the attention of a layer out of `weights`; returns it as four tensors of ours."""
-    result = {}
-    for leaf, ours in (("weight", "qkv"), ("bias", "qkv_bias")):
-        stacked = torch.stack([weights.pop(f"{layer}.{part}.{leaf}") for part in QKV])
-        result[f"{layer}.{ours}"] = stacked.unflatten(1, (heads, -1))  # (3, heads, width, inputs)
-    output = weights.pop(f"{layer}.output.weight").unflatten(1, (heads, -1))
-    result[f"{layer}.output"] = output  # (hidden, heads, width)
-    result[f"{layer}.output_bias"] = weights.pop(f"{layer}.output.bias")
-    return result
 
 
 def rename_bert(weights, spans=False):
     """{their name: weight} of {our name: weight}. spans: the head is one of SQuAD."""
-    plain = {}
+    modules = {**names_of(BERT_NAMES, MOST_LAYERS), "head": "qa_outputs" if spans else "classifier"}
+    result = {}
     for name, value in weights.items():
         module, _, leaf = name.rpartition(".")
+        kind = "bias" if leaf.endswith("bias") else "weight"
         if leaf in ("qkv", "qkv_bias"):
-            kind = "bias" if leaf == "qkv_bias" else "weight"
             for part, each in zip(QKV, value):
-                plain[f"{module}.{part}.{kind}"] = each.flatten(0, 1)
+                result[f"{modules[f'{module}.{part}']}.{kind}"] = each.flatten(0, 1)
         elif leaf == "output":
-            plain[f"{name}.weight"] = value.flatten(1)
+            result[f"{modules[name]}.weight"] = value.flatten(1)
         else:
-            plain[name.replace("_bias", ".bias")] = value
-    names = {**BERT_NAMES, "head": "qa_outputs" if spans else "classifier"}
-    result = {}
-    for name, value in plain.items():
-        module, _, leaf = name.rpartition(".")
-        result[f"{translate(names, module)}.{leaf}"] = value
+            own = name.removesuffix(f"_{kind}").removesuffix(f".{kind}")
+            result[f"{modules[own]}.{kind}"] = value
     return result
 
 
@@ -504,8 +492,5 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
     if "auto_map" in config:  # its width of query, key and value needs code
         write_atomic(Path(folder) / "modeling_autotinybert.py", MODELING)
         trust = ", trust_remote_code=True"
-    encoder = sum(value.numel() for name, value in weights.items() if name.startswith("encoder."))
-    total = sum(map(torch.numel, weights.values()))
-    loader = f"AutoModel{kind.removeprefix('Model')}.from_pretrained(DIR{trust})"
-    return (f"{folder}: {config['architectures'][0]} {'-'.join(map(str, shape))}, "
-            f"{encoder:,} parameters in the encoder of {total:,}; open it with {loader}")
+    return (f"{folder}: {config['architectures'][0]} {'-'.join(map(str, shape))}; open it with "
+            f"AutoModel{kind.removeprefix('Model')}.from_pretrained(DIR{trust})")

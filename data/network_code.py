@@ -1,4 +1,4 @@
-"""A network that autobert_zero.py found, as a Python module in plain torch and as a drawing.
+"""A network that autobert_zero.py found, as a Python module in plain torch.
 
 The module has the source of autobert_zero.py's own classes and functions. Only the attentions are
 generated: a class for each found graph, with a line for each of its products, sums and softmaxes.
@@ -128,7 +128,6 @@ def sources(home, *names):
     text = Path(home.__file__).read_text(encoding="utf-8")
     nodes = {node.name: node for node in ast.parse(text).body
              if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-    lines = text.split("\n")
     todo = list(names)
     result = {}  # name: (line, source); constants come first
     while todo:
@@ -139,11 +138,10 @@ def sources(home, *names):
         if isinstance(value, (int, float, tuple)):
             result[name] = 0, f"{name} = {value}"
         elif name in nodes:
-            node = nodes[name]
-            source = "\n".join(lines[node.lineno - 1:node.end_lineno])
+            source = ast.get_source_segment(text, nodes[name])
             source = source.replace("AttentionMixer(layer, ", "layer(")  # layer: a generated class
-            result[name] = node.lineno, f"\n{source}\n"
-            todo += [part.id for part in ast.walk(ast.parse(source)) if isinstance(part, ast.Name)]
+            result[name] = nodes[name].lineno, f"\n{source}\n"
+            todo += [part.id for part in ast.walk(nodes[name]) if isinstance(part, ast.Name)]
     return [source for _, source in sorted(result.values())]
 
 
@@ -240,31 +238,11 @@ def write_head(home, arch, weights, cfg, tokenizer, labels, length):
 
 
 def write_network(path, model, cfg, tokenizer, labels, length):
-    """Write the module, the drawing and the weights of a LanguageModel (with labels: a TaskModel):
-    path, and .mmd, .pt and the vocabulary next to it."""
+    """Write the module and the weights of a LanguageModel (with labels: a TaskModel): path, and .pt
+    and the vocabulary next to it."""
     home = sys.modules[type(model).__module__]
-    arch = model.encoder.arch
     weights = path.with_suffix(".pt")
-    write_atomic(path, write_code(home, arch, weights.name, cfg, tokenizer, labels, length))
+    code = write_code(home, model.encoder.arch, weights.name, cfg, tokenizer, labels, length)
+    write_atomic(path, code)
     tokenizer.save(path.parent)
-    write_atomic(path.with_suffix(".mmd"), mermaid(home, arch))
     save_file(weights, model.state_dict())
-
-
-def mermaid(home, arch):
-    """The architecture as a Mermaid flowchart, one subgraph a layer."""
-    lines = ["flowchart BT"]
-    for number, layer in enumerate(arch, 1):
-        if isinstance(layer, int):
-            lines.append(f'  L{number}["{number}: convolution, kernel {layer}"]')
-            continue
-        lines.append(f"  subgraph L{number}[{number}: attention]")
-        lines.append("    direction BT")
-        for index in home.used_inputs(layer):
-            lines.append(f"    L{number}_{index}(({home.INPUTS[index]}))")
-        for index, (op, *operands) in enumerate(layer, len(home.INPUTS)):
-            lines.append(f"    L{number}_{index}[{op}]")
-            lines += [f"    L{number}_{operand} --> L{number}_{index}" for operand in operands]
-        lines.append("  end")
-    lines += [f"  L{number} --> L{number + 1}" for number in range(1, len(arch))]
-    return "\n".join(lines) + "\n"
