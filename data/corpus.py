@@ -143,14 +143,14 @@ class Corpus:
         uniform number in 2..length, and never more than its slot's stretch of a document.
         """
         parts = []
-        for random, document, left, right in self.examples(position, num_examples, length, seed):
-            size = min(draw_size(random, length, short_prob), right - left)
+        for random, document, left, right, size in self.examples(
+                position, num_examples, length, seed, short_prob):
+            size = min(size, right - left)
             start = left + int(random() * (right - left - size + 1))
             stop = start + size
-            low, high = self.sentence_range(document)
             # sentences low .. high - 1 start inside
-            low = bisect_right(self.starts, start, low, high)
-            high = bisect_left(self.starts, stop, low, high)
+            low = bisect_right(self.starts, start)
+            high = bisect_left(self.starts, stop)
             middle = self.starts[low + int(random() * (high - low))] if low < high else stop
             other = self.elsewhere(random, document, stop - middle)
             parts.append((start, middle - start, middle, stop - middle, *other))
@@ -170,8 +170,8 @@ class Corpus:
         of the slot's stretch. others=False leaves out `other`, which takes most of the time.
         """
         parts = []
-        for random, document, left, right in self.examples(position, num_examples, length, seed):
-            size = draw_size(random, length, short_prob)
+        for random, document, left, right, size in self.examples(
+                position, num_examples, length, seed, short_prob):
             start, stop = self.choose_sentences(random, document, left, right, size)
             begin = self.starts[start]
             end = self.starts[stop]
@@ -183,18 +183,20 @@ class Corpus:
                 middle = end = begin + size
             length_a = middle - begin
             length_b = end - middle
-            other = 0, 0
-            if others:
-                other = self.run_elsewhere(random, document, length_b, length - length_a, length)
+            wanted = length_b if others else 0
+            other = self.run_elsewhere(random, document, wanted, length - length_a, length)
             parts.append((begin, length_a, middle, length_b, *other))
         return self.collect(length, parts)
 
-    def examples(self, position, num_examples, length, seed):
+    def examples(self, position, num_examples, length, seed, short_prob):
         """Of each example from number `position` on: (a source of random numbers, the document, the
-        first token of the stretch, the one after its last)."""
+        first token of the stretch, the one after its last, the size of the example: `length`, or
+        with short_prob uniform in 2..length)."""
         for number in range(position, position + num_examples):
             random = iter(draw_block(seed, number // BLOCK)[number % BLOCK]).__next__
-            yield random, *self.stretch(number, length, seed)
+            short = random() < short_prob
+            size = 2 + int(random() * (length - 1)) if short else length
+            yield random, *self.stretch(number, length, seed), size
 
     def choose_sentences(self, random, document, left, right, size):
         """(first, one after the last) of the sentences for up to `size` tokens, out of those that
@@ -204,16 +206,16 @@ class Corpus:
         end = self.starts[high]
         start = low + round((left - begin) * (high - low) / (end - begin))
         stop = low + round((right - begin) * (high - low) / (end - begin))
-        backwards = random() < 0.5
-        if backwards:
-            start = max(low, min(start, stop - 2))  # two sentences at least
+        # two sentences at least
+        if random() < 0.5:
+            stop = min(high, max(stop, low + 2))
+            start = max(low, min(start, stop - 2))
+            earliest = self.starts[stop] - size
+            return bisect_left(self.starts, earliest, start, max(start, stop - 2)), stop
+        start = max(low, min(start, high - 2))
         stop = min(high, max(stop, start + 2))
-        start = max(low, min(start, stop - 2))
-        if backwards:
-            fitting = bisect_left(self.starts, self.starts[stop] - size, start, stop + 1)
-            return max(start, min(fitting, stop - 2)), stop
-        fitting = bisect_right(self.starts, self.starts[start] + size, start, stop + 1) - 1
-        return start, min(stop, max(fitting, start + 2))
+        latest = self.starts[start] + size
+        return start, min(stop, bisect_right(self.starts, latest, start + 3, stop + 1) - 1)
 
     def stretch(self, number, length, seed):
         """(document, first token, one after the last) of the stretch of text of example `number`.
@@ -232,10 +234,9 @@ class Corpus:
         low, high = self.sentence_range(document)
         begin = self.starts[low]
         end = self.starts[high]
-        first = table[document]
-        spare = (table[document + 1] - first) * length - (end - begin)
+        spare = (begin - end) % length
         overhang = spare // 4 + int(shifts[document] * (spare // 2 + 1))
-        cut = begin + (slot - first) * length - overhang
+        cut = begin + (slot - table[document]) * length - overhang
         return document, max(cut, begin), min(cut + length, end)
 
     def sentence_range(self, document):
@@ -274,8 +275,8 @@ class Corpus:
             start = low + 1 + int(random() * (high - low - 1))
             begin = self.starts[start]
             last = bisect_right(self.starts, begin + room, start, high + 1) - 1
-            nearest = bisect_left(self.starts, begin + size, start, last)
-            for end in range(max(start + 1, nearest - 1), last + 1)[:2]:
+            nearest = bisect_left(self.starts, begin + size, start + 2, last)
+            for end in range(nearest - 1, last + 1)[:2]:
                 tokens = self.starts[end] - begin
                 runs.append((abs(tokens - size), begin, tokens))
         return min(runs)[1:] if runs else (0, 0)
@@ -289,11 +290,6 @@ class Corpus:
             tensors.append(torch.from_numpy(block * (column < size[:, None])))
             tensors.append(torch.from_numpy(size.copy()))
         return Segments(*tensors)
-
-
-def draw_size(random, length, short_prob):
-    """The size of an example: `length`, or with short_prob uniform in 2..length."""
-    return 2 + int(random() * (length - 1)) if random() < short_prob else length
 
 
 def join(segment_a, length_a, segment_b, length_b, tokenizer, empty_b=False):

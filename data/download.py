@@ -6,7 +6,6 @@ its name only when it is complete. Until then the same command keeps the files t
     DIR/archives/...                 fetched files, until their set is complete
     DIR/glue, squad, race, cifar10   the official layouts
 """
-import http.client
 import shutil
 import socket
 import sys
@@ -52,26 +51,22 @@ def fetch(url, digest, folder):
     if not path.exists():
         try:
             torch.hub.download_url_to_file(url, str(path), digest, sys.stderr.isatty())
-        except (OSError, http.client.HTTPException, RuntimeError) as error:  # or another digest
+        except (OSError, RuntimeError) as error:  # RuntimeError: another digest
             raise UserError(f"{url}: {error}; check the network and run the same command again"
                             ) from None
     return path
 
 
-def unpack(path, folder):
-    """Unpack an archive into `folder`. Neither kind writes outside of it."""
-    options = {} if path.suffix == ".zip" else {"filter": "data"}
-    shutil.unpack_archive(path, folder, **options)
-
-
 def put(path, place):
-    """Copy a file to its place in a set; of an archive the content of its top folder."""
+    """Copy a file to its place in a set; of an archive the content of its top folder. Neither kind
+    of archive writes outside of the folder that it is unpacked into."""
     if path.suffix not in (".zip", ".gz"):
         place.parent.mkdir(exist_ok=True)
         shutil.copy(path, place)
         return
+    options = {} if path.suffix == ".zip" else {"filter": "data"}
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        unpack(path, scratch)
+        shutil.unpack_archive(path, scratch, **options)
         for top in Path(scratch).iterdir():
             if top.is_dir() and top.name != "__MACOSX":
                 shutil.copytree(top, place, copy_function=shutil.move, dirs_exist_ok=True)

@@ -64,8 +64,8 @@ def read_safetensors(path):
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
             raw = content[start + begin:start + end]
-            tensor = torch.frombuffer(raw, dtype=DTYPES[entry["dtype"]])
-            tensors[name] = tensor.view(entry["shape"])
+            dtype = DTYPES[entry["dtype"]]
+            tensors[name] = torch.frombuffer(raw, dtype=dtype).view(entry["shape"])
     except (ValueError, KeyError, TypeError, RuntimeError):
         raise UserError(f"{path}: damaged, cut short or of other types than {', '.join(DTYPES)}; "
                         "fetch it again") from None
@@ -261,10 +261,8 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer):
     line on it."""
     heads = [name.split(".")[0] for name in weights]
     kinds = [ALBERT_CLASSES[kind] for kind in (task, *heads) if kind in ALBERT_CLASSES]
+    kinds.append("AlbertModel")
     theirs = rename_albert(weights, groups)
-    if not kinds:
-        kinds = ["AlbertModel"]
-        theirs = {name.removeprefix("albert."): value for name, value in theirs.items()}
     labels = glue.TASKS[task].labels if task in glue.TASKS else ()
     outputs = len(weights.get("head.weight", "01"))  # two without a head
     config = albert_config(cfg, kinds[0], outputs, groups, labels, task)
@@ -355,7 +353,7 @@ class AutoTinyBertForSequenceClassification(OwnWidth, BertForSequenceClassificat
 class AutoTinyBertForQuestionAnswering(OwnWidth, BertForQuestionAnswering):
     pass
 '''
-CLASSES = "Model", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"
+CLASSES = "", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"
 
 
 def model_folder(path, first="model"):
@@ -455,7 +453,7 @@ def bert_config(weights, shape, dropout, tokenizer, kind):
     name = "Bert" if shape[4] == shape[1] else "AutoTinyBert"
     config = {
         "model_type": name.lower(),
-        "architectures": [name + kind],
+        "architectures": [name + (kind or "Model")],
         **BERT_REQUIRED,
         **dict(zip(SIZES, shape)),
         "hidden_dropout_prob": dropout,
@@ -469,7 +467,7 @@ def bert_config(weights, shape, dropout, tokenizer, kind):
         module = f"modeling_autotinybert.{name}"
         config["auto_map"] = {"AutoConfig": f"{module}Config"}
         for each in CLASSES:
-            config["auto_map"]["AutoModel" + each.removeprefix("Model")] = module + each
+            config["auto_map"][f"AutoModel{each}"] = module + (each or "Model")
     return config
 
 
@@ -480,7 +478,7 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
     heads; source: the folder whose config.json names the task.
     """
     task = ""
-    kind = "ForMaskedLM" if "transform.weight" in weights else "Model"
+    kind = "ForMaskedLM" if "transform.weight" in weights else ""
     if head:
         task = read_json(Path(source) / "config.json", dict).get("settings", {}).get("tasks")
         kind = "ForQuestionAnswering" if task == "SQuAD1.1" else "ForSequenceClassification"
@@ -492,5 +490,4 @@ def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
     if "auto_map" in config:  # its width of query, key and value needs code
         write_atomic(Path(folder) / "modeling_autotinybert.py", MODELING)
         trust = ", trust_remote_code=True"
-    return (f"{folder}: {config['architectures'][0]} {'-'.join(map(str, shape))}; open it with "
-            f"AutoModel{kind.removeprefix('Model')}.from_pretrained(DIR{trust})")
+    return f"{folder}: written; open it with AutoModel{kind}.from_pretrained(DIR{trust})"

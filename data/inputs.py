@@ -12,7 +12,7 @@ from common.distributed import on_main, print0
 from common.finetune import is_demo, task_files
 from common.tokenization import load_tokenizer
 from data import cifar10, race, translation
-from data.corpus import Corpus, read_meta
+from data.corpus import NAMES, Corpus, read_meta
 from data.demo import make_demo
 from data.text import make_corpus, text_files
 
@@ -57,7 +57,9 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
         return run, data
     if text:
         data.tokenizer, data.train, data.dev = open_text(cfg, ranks, run.folder)
-        print0(ranks, corpus_line(cfg, data))
+        meta = data.train.meta
+        counts = ", ".join(f"{meta[name]:,} {name}" for name in NAMES)
+        print0(ranks, f"{' '.join(cfg.corpus)}: {counts}; held out: {len(data.dev.ids):,}")
     elif "tokenizer" in needs:
         data.tokenizer = load_tokenizer(cfg.tokenizer)
     if data.tokenizer:
@@ -93,7 +95,7 @@ def find_data(cfg, flags, tasks, action):
             files = translation.find_sides(value, cfg.languages)
         else:
             files = [Path(value[0], "meta.json")] if is_prepared(value) else text_files(value)
-        reads[flag] = [str(path) for path in files]
+        reads[flag] = list(map(str, files))
     return reads
 
 
@@ -177,13 +179,6 @@ def open_text(cfg, ranks, folder):
     return tokenizer, *Corpus(target, tokenizer).split(cfg.held_out)
 
 
-def corpus_line(cfg, data):
-    """A line on the size of the corpus and the documents that are held out."""
-    meta = data.train.meta
-    counts = ", ".join(f"{meta[name]:,} {name}" for name in ("documents", "sentences", "tokens"))
-    return f"{' '.join(cfg.corpus)}: {counts}; held out: {len(data.dev.ids):,}"
-
-
 def keep_vocabulary(run, tokenizer):
     """Copy the tokenizer's file into the run folder, where --init looks for it, and note in
     config.json which one it is."""
@@ -191,14 +186,10 @@ def keep_vocabulary(run, tokenizer):
 
 
 def check_vocabulary(folder, tokenizer):
-    """UserError where the vocabulary in a model's folder, if there is one, is another.
-    SentencePiece cuts text by its scores too, so the whole file must be the same."""
+    """UserError where the vocabulary in a model's folder, if there is one, is another."""
     if any((folder / name).is_file() for name in ("spiece.model", "vocab.txt")):
         own = load_tokenizer(folder)
-        same = own.fingerprint == tokenizer.fingerprint
-        if own.file_name == "vocab.txt":
-            same = own.names == tokenizer.names
-        if not same or own.lower != tokenizer.lower:
-            raise UserError(f"{tokenizer.path}: other pieces, scores or case than in {own.path}; a "
+        if (own.names, own.lower) != (tokenizer.names, tokenizer.lower):
+            raise UserError(f"{tokenizer.path}: other tokens or case than in {own.path}; a "
                             "model, its teacher and the corpus share one vocabulary: leave "
                             "--tokenizer out, and give the text itself as --corpus")

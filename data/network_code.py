@@ -38,7 +38,7 @@ HEAD = '''"""A language model found by a search (AutoBERT-Zero, arXiv:2107.07445
 A batch has ids, token_type_ids (0 or 1): (B, T) int64, padded with anything; lengths: (B,) real
 tokens.
 A sequence is CLS, text, SEP or CLS, first, SEP, second, SEP, and has at most LENGTH tokens.
-The vocabulary is {vocabulary} next to this file, {case}.
+The vocabulary is {tokenizer.file_name} next to this file, {case}.
 The classes are those of autobert_zero.py, whose docstring lists the departures D1, D2, ... from
 the paper.
 B batch, T tokens, H hidden, N heads, D head dim, V vocabulary, E embedding, K kernel.
@@ -55,10 +55,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 CONFIG = SimpleNamespace(
-{sizes}
+    vocab_size={cfg.vocab_size},
+    hidden={cfg.hidden},
+    heads={cfg.heads},
+    ffn={cfg.ffn},
+    embedding={cfg.embedding},
+    dropout={cfg.dropout},
+    init_std={cfg.init_std},
+    recompute={cfg.recompute},
 )
 LENGTH = {length}  # tokens of the longest sequence that the network was trained on
-{specials}
+PAD = {tokenizer.pad_id}
+UNK = {tokenizer.unk_id}
+CLS = {tokenizer.cls_id}
+SEP = {tokenizer.sep_id}
+MASK = {tokenizer.mask_id}
+LABELS = {labels}  # of a task's head
 '''
 
 CLEAN = '''
@@ -206,35 +218,20 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
     spans = labels == SPAN
     helpers = ("zero_padding", "softmax_over_tokens", "cosine", "euclidean")
     helpers = [name for name in helpers if f"{name}(" in "".join(mixers)]
-    parts = [write_head(home, arch, weights, cfg, tokenizer, labels, length)]
+    kind = "words" if labels is None else "spans" if spans else "classes"
+    layers = [f"{number:4}  {home.arch_text([layer])}" for number, layer in enumerate(arch, 1)]
+    case = "of lower case" if tokenizer.lower else "which keeps case"
+    parts = [HEAD.format(weights=weights, call=CALLS[kind], tokenizer=tokenizer, case=case, cfg=cfg,
+                         layers="\n".join(layers), length=length, labels=labels)]
     if tokenizer.file_name == "spiece.model":
         clean = "clean" if tokenizer.lower else ""
         parts += [CLEAN] if clean else []
         parts.append(ENCODE.format(clean=clean, keep=KEEP_QUESTION if spans else KEEP))
     parts += [*sources(home, *helpers, model), ATTENTION, *mixers]
     heads = f", len(LABELS), spans={spans}" if labels else ""
-    layers = ", ".join(str(titles.get(layer, layer)) for layer in arch)
-    parts.append(LOAD.format(arch=layers, network=f"{model}(ARCH, CONFIG{heads})"))
+    classes = ", ".join(str(titles.get(layer, layer)) for layer in arch)
+    parts.append(LOAD.format(arch=classes, network=f"{model}(ARCH, CONFIG{heads})"))
     return "\n".join(parts)
-
-
-def write_head(home, arch, weights, cfg, tokenizer, labels, length):
-    """Docstring, imports and constants; the arguments are write_code's."""
-    kind = "words" if labels is None else "spans" if labels == SPAN else "classes"
-    layers = [f"{number:4}  {home.arch_text([layer])}" for number, layer in enumerate(arch, 1)]
-    fields = "vocab_size", "hidden", "heads", "ffn", "embedding", "dropout", "init_std", "recompute"
-    roles = "pad", "unk", "cls", "sep", "mask"
-    roles = [f"{role.upper()} = {getattr(tokenizer, role + '_id')}" for role in roles]
-    head = HEAD.format(
-        weights=weights,
-        call=CALLS[kind],
-        vocabulary=tokenizer.file_name,
-        case="of lower case" if tokenizer.lower else "which keeps case",
-        layers="\n".join(layers),
-        sizes="\n".join(f"    {name}={getattr(cfg, name)!r}," for name in fields),
-        length=length,
-        specials="\n".join(roles))
-    return head + f"LABELS = {labels}\n" if labels else head
 
 
 def write_network(path, model, cfg, tokenizer, labels, length):

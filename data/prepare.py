@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":  # Python looks for modules in data/, not in the repository above it
     sys.path[0] = str(HERE.parent)
 
-from common.cli import Parser, run  # noqa: E402
+from common.cli import Parser, check_range, run  # noqa: E402
 from data.corpus import NAMES  # noqa: E402
 from data.demo import make_demo  # noqa: E402
 from data.download import TABLE, download  # noqa: E402
@@ -27,7 +27,7 @@ from data.text import make_corpus  # noqa: E402
 
 def demo(args):
     """Make the demo data."""
-    print(f"{args.to}: complete, its sha256 is {make_demo(args.to)['sha256'][:16]}...")
+    print(f"{args.to}: complete, its sha256 is {make_demo(args.to)['sha256']}")
 
 
 def fetch(args):
@@ -38,24 +38,19 @@ def fetch(args):
 
 def corpus(args):
     """Train or load the tokenizer and make the token files."""
+    check_range("vocab_size", args.vocab_size, "[>= 1]")
+    check_range("workers", args.workers, "[>= 1]")
     tokenizer, made = make_corpus(
-        args.corpus, args.to, args.vocab_size, args.tokenizer, not args.cased, args.workers)
+        args.corpus, args.to, args.vocab_size, args.tokenizer, args.workers)
     counts = ", ".join(f"{made.meta[name]:,} {name}" for name in NAMES)
     print(f"{args.to}: {counts}, vocabulary {tokenizer.vocab_size:,}")
-
-
-def positive(text):
-    """A whole number above 0."""
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: choose a whole number above 0")
-    return int(text)
 
 
 def parser():
     """The command line: a sub-command for each job."""
     top = Parser(prog="prepare.py", description=__doc__, allow_abbrev=False,
                  formatter_class=argparse.RawDescriptionHelpFormatter)
-    jobs = top.add_subparsers(title="jobs", metavar="JOB", required=True)
+    jobs = top.add_subparsers(metavar="JOB", required=True)
 
     def add(name, job, **to):
         made = jobs.add_parser(name, help=job.__doc__, allow_abbrev=False)
@@ -70,13 +65,12 @@ def parser():
     flag = add("corpus", corpus, required=True)
     flag("--corpus", nargs="+", required=True, metavar="PATH",
          help="text files, or folders of .txt files")
-    flag("--vocab_size", type=positive, default=30_000, metavar="N",
+    flag("--vocab_size", type=int, default=30_000, metavar="N",
          help="size of the vocabulary to train (default: %(default)s)")
     flag("--tokenizer", metavar="PATH",
          help="use this spiece.model or vocab.txt, or the one in this folder, and train none")
-    flag("--workers", type=positive, default=1, metavar="N",
+    flag("--workers", type=int, default=1, metavar="N",
          help="number of processes (default: %(default)s)")
-    flag("--cased", action="store_true", help="keep capitals and accents")
     return top
 
 

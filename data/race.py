@@ -6,7 +6,7 @@ A question becomes four inputs, one per option, as in ALBERT's code:
     [CLS] passage [SEP] question with the option [SEP]
 
 The option replaces every "_" of the question; without one it follows the question. Of this second
-part the last max_qa tokens are kept; the passage is truncated at its end.
+part the last MAX_QA tokens are kept; the passage is truncated at its end.
 """
 from collections import namedtuple
 from functools import cached_property
@@ -21,6 +21,7 @@ from common.checkpoint import read_json, write_atomic
 from common.finetune import Task, limit
 
 LEVELS = ("middle", "high")
+MAX_QA = 128  # tokens of question and option
 LETTERS = ("A", "B", "C", "D")  # of the options
 
 # answer: 0..3; level: "middle" or "high"
@@ -48,18 +49,16 @@ def read_passage(path, answered=True):
     entry = read_json(path, dict, "download it again")
     questions = []
     try:
-        passage = entry["article"]
         texts = entry["questions"]
         answers = entry["answers"] if answered else LETTERS[:1] * len(texts)
         rows = zip(texts, entry["options"], answers, strict=True)
         for number, (text, options, answer) in enumerate(rows):
-            "".join([passage, text, *options])  # a TypeError where one is no text
             if len(options) != len(LETTERS):
                 raise ValueError
             if answer not in LETTERS:
                 raise UserError(f"{path}: question {number + 1} has the answer {answer!r}; it must "
                                 "be A, B, C or D")
-            questions.append(Question(passage, text, options, LETTERS.index(answer),
+            questions.append(Question(entry["article"], text, options, LETTERS.index(answer),
                                       path.parent.name))
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: not a RACE passage (article, questions, four options and an "
@@ -77,31 +76,26 @@ def load(folder, split, count=0):
 
 
 class Features(glue.Features):
-    """As of GLUE, but each example has four pairs, one per option, next to each other in `pairs`.
-    The passages are views of one array each."""
-
-    def __len__(self):
-        return len(self.pairs) // len(LETTERS)
+    """As of GLUE, but in `pairs` each example has four pairs, one per option."""
 
     @cached_property
     def lengths(self):
         """(n, 4) int64 tokens of each input, special ones included."""
-        return super().lengths.reshape(-1, len(LETTERS))
+        return np.array([[len(passage) + len(option) + 3 for passage, option in four]
+                         for four in self.pairs])
 
     def batch(self, index, width):
         """Of B questions, all int64: ids, token_type_ids (B, 4, width), lengths (B, 4), labels
         (B,)."""
         shape = len(index), len(LETTERS), width
-        pairs = [pair for i in index
-                 for pair in self.pairs[i * len(LETTERS):(i + 1) * len(LETTERS)]]
+        pairs = [pair for i in index for pair in self.pairs[i]]
         ids, token_type_ids = glue.join(pairs, self.specials, width)
         return {"ids": ids.reshape(shape), "token_type_ids": token_type_ids.reshape(shape),
                 "lengths": self.lengths[index], "labels": self.labels[index]}
 
 
-def features(questions, tokenizer, max_length=512, max_qa=128):
-    """Questions -> Features. max_length: tokens of an input, [CLS] and [SEP] included; max_qa:
-    tokens of question and option."""
+def features(questions, tokenizer, max_length):
+    """Questions -> Features. max_length: tokens of an input, [CLS] and [SEP] included."""
     room = max_length - 3
     pairs = []
     passages = {}  # token ids by text
@@ -110,10 +104,12 @@ def features(questions, tokenizer, max_length=512, max_qa=128):
             ids = tokenizer.encode(question.passage)[:room]
             passages[question.passage] = np.array(ids, np.int32)
         text = question.text if "_" in question.text else question.text + " _"
+        pairs.append([])
         for option in question.options:
             ids = np.array(tokenizer.encode(text.replace("_", option)), np.int32)
-            ids = ids[-min(max_qa, room):]
-            pairs.append((passages[question.passage][:room - len(ids)], ids))
+            ids = ids[-min(MAX_QA, room):]
+            # views of one array
+            pairs[-1].append((passages[question.passage][:room - len(ids)], ids))
     labels = np.array([question.answer for question in questions], np.int64)
     specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
     return Features(pairs, labels, specials, max_length)

@@ -39,11 +39,8 @@ from data.corpus import NAMES, Corpus, read_meta
 CHUNK = 1 << 22  # bytes that a worker reads at once
 WINDOW = 1 << 18  # bytes in which the end of a chunk is looked for
 LONGEST_DOCUMENT = 100_000  # characters
-CUTS = [re.compile(pattern) for pattern in (  # where a chunk may end, best first
-    rb"\n[ \t\r]*\n",  # after a blank line
-    rb"[\n ]",
-    rb"(?=[\x00-\x7f\xc2-\xf4])",  # at the first byte of a character
-)]
+CHUNK_END = re.compile(  # after a blank line; else at white space, or before a character
+    rb"(?s)(?:.*?\n[ \t\r]*\n|.*?[\n ]|.*?(?=[\x00-\x7f\xc2-\xf4])|)")
 SENTENCE_END = re.compile(  # one set of signs at its beginning: twice as fast as two alternatives
     r"""[.!?…؟।。！？](?:(?<=[.!?…؟।])[.!?…؟।]*["'”’»)\]_*]*\s+|(?<=[。！？])[。！？]*["”’」』）]*\s*)""")
 ENDED_LINE = re.compile(r"""[.!?…؟।。！？]["'”’»)\]_*」』）]?\s*(?:\n|$)""")
@@ -63,12 +60,10 @@ DELIMITER = "\ue000"  # a private character; in training no token of SentencePie
 
 def text_files(paths):
     """The files that `paths` stand for: files as they are, and *.txt in folders at any depth,
-    sorted, except for a vocabulary's vocab.txt."""
+    sorted."""
     files = []
     for path in map(Path, paths):
-        inside = [path]
-        if path.is_dir():
-            inside = sorted(each for each in path.rglob("*.txt") if each.name != "vocab.txt")
+        inside = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
         if not path.exists() or not inside:
             raise UserError(f"{path}: there is no such file or folder, or no *.txt file is in it")
         files += inside
@@ -137,9 +132,7 @@ def chunks(path):
             end = size
             if start + CHUNK + WINDOW < size:
                 file.seek(start + CHUNK)
-                window = file.read(WINDOW)
-                ends = [match.end() for cut in CUTS if (match := cut.search(window))]
-                end = start + CHUNK + (ends[0] if ends else 0)
+                end = start + CHUNK + CHUNK_END.match(file.read(WINDOW)).end()
             yield path, start, end
             start = end
 
@@ -147,16 +140,14 @@ def chunks(path):
 # --- a vocabulary --------------------------------------------------------------------------------
 
 def sample_lines(files, lower):
-    """Lines of the files, evenly spread, about SAMPLE_BYTES of them; parts of an overlong line, to
-    bound memory."""
-    rate = min(1.0, SAMPLE_BYTES / max(1, sum(os.path.getsize(path) for path in files)))
-    count = 0
+    """Lines of the files; of more than SAMPLE_BYTES of text every n-th. An overlong line is read in
+    parts, to bound memory."""
+    every = 1 + sum(map(os.path.getsize, files)) // SAMPLE_BYTES
     for path in files:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
-            for line in iter(lambda: file.readline(1 << 16), ""):
-                count += 1
-                if int(count * rate) > int((count - 1) * rate):
-                    yield preprocess(line) if lower else line.strip()
+            lines = iter(lambda: file.readline(1 << 16), "")
+            for line in islice(lines, 0, None, every):
+                yield preprocess(line) if lower else line.strip()
 
 
 def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1):
@@ -176,11 +167,8 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
         train = partial(sentencepiece_model, vocab_size, lower, threads)
         model, = in_order(train, [files], 1)
     except (RuntimeError, ValueError) as error:
-        reason = str(error).rpartition("] ")[2].strip()  # without the line of SentencePiece's code
         raise UserError(f"{files[0]}: no vocab_size {vocab_size} can be trained on this text: "
-                        f"{reason}") from None
-    out_path = Path(out_path)
-    out_path.parent.mkdir(parents=True, exist_ok=True)
+                        f"{error}") from None
     write_atomic(out_path, model)
     return out_path
 
@@ -231,36 +219,37 @@ def in_order(work, jobs, workers):
 # --- token files ---------------------------------------------------------------------------------
 
 def encode_chunk(tokenizer, dtype, job):
-    """(tokens, tokens per sentence, sentences per document, whether it is UTF-8) of one chunk."""
+    """Of one chunk: its tokens, at which of them sentences start, at which sentence documents
+    start."""
     path, start, end = job
     with open(path, "rb") as file:
         file.seek(start)
         text = file.read(end - start).decode("utf-8", errors="replace")
-    documents = [tokenizer.encode_batch(each) for each in read_documents(text.lstrip("\ufeff"))]
-    # without the sentences whose characters the tokenizer drops
-    sentences = [ids for document in documents for ids in document if ids]
-    sizes = [sum(map(bool, document)) for document in documents]
+    if "\ufffd" in text:
+        warnings.warn(f"{path}: not all is UTF-8; other bytes become U+FFFD")
+    documents = []
+    for document in read_documents(text.lstrip("\ufeff")):
+        # a sentence of characters that the tokenizer drops has no tokens
+        sentences = list(filter(None, tokenizer.encode_batch(document)))
+        documents += [sentences] if sentences else []
+    sentences = list(chain.from_iterable(documents))
     tokens = np.fromiter(chain.from_iterable(sentences), dtype)
-    return (tokens, np.array([len(ids) for ids in sentences], np.int64),
-            np.array([size for size in sizes if size], np.int64), "\ufffd" not in text)
+    starts = [np.cumsum([0, *map(len, parts)])[:-1] for parts in (sentences, documents)]
+    return tokens, *starts
 
 
 def write_tokens(folder, results):
     """Write the three files from encode_chunk's results; returns the counts."""
     count = dict.fromkeys(NAMES, 0)
-    warned = False
     with ExitStack() as stack:
         tokens, sentences, documents = [
             stack.enter_context(open(folder / f"{name}.bin", "wb")) for name in NAMES]
-        for ids, lengths, sizes, whole in results:
-            tokens.write(ids)
-            sentences.write(count["tokens"] + np.cumsum(lengths) - lengths)
-            documents.write(count["sentences"] + np.cumsum(sizes) - sizes)
-            for name, part in zip(NAMES, (ids, lengths, sizes)):
+        for chunk in results:
+            tokens.write(chunk[0])
+            sentences.write(chunk[1] + count["tokens"])
+            documents.write(chunk[2] + count["sentences"])
+            for name, part in zip(NAMES, chunk):
                 count[name] += len(part)
-            if not (whole or warned):
-                warned = True
-                warnings.warn("not all text is UTF-8; other bytes become U+FFFD")
         sentences.write(np.int64(count["tokens"]))
         documents.write(np.int64(count["sentences"]))
     return count
@@ -274,11 +263,10 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     (folder / "meta.json").unlink(missing_ok=True)
     files = text_files(paths)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
-    jobs = chain.from_iterable(map(chunks, files))
     work = partial(encode_chunk, tokenizer, dtype)
+    jobs = chain.from_iterable(map(chunks, files))
     with closing(in_order(work, jobs, workers)) as results:
-        total = sum(os.path.getsize(path) // CHUNK + 1 for path in files)
-        count = write_tokens(folder, tqdm(results, "tokens", total, unit=" chunks", disable=None))
+        count = write_tokens(folder, tqdm(results, unit=" chunks of 4 MiB", disable=None))
     if not count["sentences"]:
         raise UserError(f"{files[0]}: there is no sentence in the corpus")
     write_json(folder / "meta.json", {
@@ -287,7 +275,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     return Corpus(folder, tokenizer)
 
 
-def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1):
+def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1):
     """Make a tokenizer, trained on the text or copied from the path `tokenizer`, and the token
     files, all in a folder; returns (tokenizer, Corpus).
 
@@ -296,9 +284,9 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1):
     """
     folder = Path(folder)
     files = text_files(paths)
-    given = tokenizer and load_tokenizer(tokenizer, lower)
-    about = {"vocab_size": vocab_size, "lower": lower is not False,
-             "tokenizer": given and given.fingerprint, "sources": fingerprints(files)}
+    given = tokenizer and load_tokenizer(tokenizer)
+    about = {"vocab_size": vocab_size, "tokenizer": given and given.fingerprint,
+             "sources": fingerprints(files)}
     mark = folder / "vocabulary.json"
     made = read_json(mark) == about if mark.exists() else not any(folder.glob("*"))
     if not made:
@@ -311,8 +299,8 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", lower=None, workers=1):
         given.save(folder)
     elif not model.exists():
         print(f"training a vocabulary of {vocab_size} tokens", flush=True)
-        train_sentencepiece(files, model, vocab_size, lower is not False, threads=workers)
-    tokenizer = given or load_tokenizer(model, lower)
-    if read_meta(folder):
-        return tokenizer, Corpus(folder, tokenizer)
-    return tokenizer, prepare_corpus(files, tokenizer, folder, workers)
+        train_sentencepiece(files, model, vocab_size, threads=workers)
+    tokenizer = given or load_tokenizer(model)
+    if not read_meta(folder):
+        prepare_corpus(files, tokenizer, folder, workers)
+    return tokenizer, Corpus(folder, tokenizer)
