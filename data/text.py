@@ -231,7 +231,8 @@ def encode_chunk(tokenizer, dtype, job):
     for document in read_documents(text.lstrip("\ufeff")):
         # a sentence of characters that the tokenizer drops has no tokens
         sentences = list(filter(None, tokenizer.encode_batch(document)))
-        documents += [sentences] if sentences else []
+        if sentences:
+            documents.append(sentences)
     sentences = list(chain.from_iterable(documents))
     tokens = np.fromiter(chain.from_iterable(sentences), dtype)
     starts = [np.cumsum([0, *map(len, parts)])[:-1] for parts in (sentences, documents)]
@@ -258,10 +259,10 @@ def write_tokens(folder, results):
 def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus.
     Interrupted at any point, the folder has no meta.json, and Corpus refuses it."""
+    files = text_files(paths)
     folder = Path(out_folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "meta.json").unlink(missing_ok=True)
-    files = text_files(paths)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
     work = partial(encode_chunk, tokenizer, dtype)
     jobs = chain.from_iterable(map(chunks, files))
@@ -288,8 +289,7 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1):
     about = {"vocab_size": vocab_size, "tokenizer": given and given.fingerprint,
              "sources": fingerprints(files)}
     mark = folder / "vocabulary.json"
-    made = read_json(mark) == about if mark.exists() else not any(folder.glob("*"))
-    if not made:
+    if any(folder.glob("*")) and not (mark.exists() and read_json(mark) == about):
         raise UserError(f"{folder}: holds other files than a corpus of this text; choose another "
                         "folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ import io
 import os
 import shutil
 import tarfile
-import zipfile
 
 import pytest
 from small_runs import write
@@ -32,11 +31,7 @@ def tar(names):
 
 
 def files_of(folder):
-    return {
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_set_is_made_once_of_files_and_archives_without_their_top_folder(tmp_path):
@@ -46,37 +41,29 @@ def test_a_set_is_made_once_of_files_and_archives_without_their_top_folder(tmp_p
     lines += offered(there, "binary.tar.gz", tar(members), "binary")
     table = {"glue": (f"file://{there}/", lines)}
     folder = download.download("glue", tmp_path, table)
-    made = {"diagnostic/diagnostic.tsv", "binary/test_batch.bin", "source.json"}
-    assert files_of(folder) == made
-    assert {path.name for path in tmp_path.iterdir()} == {"archives", "glue", "there"}
+    assert files_of(folder) == {"diagnostic/diagnostic.tsv", "binary/test_batch.bin"}
     shutil.rmtree(there)
     assert download.download("glue", tmp_path, table) == folder
 
 
-@pytest.mark.parametrize("wrong, message", [
-    ("gone.json", "gone.json: .*No such file"),
-    (f"b.json {'0' * 64}", "b.json: invalid hash value"),
-])
-def test_complete_files_are_kept_when_another_cannot_be_fetched(wrong, message, tmp_path):
+@pytest.mark.parametrize("wrong", ["gone.json 0", f"b.json {'0' * 64}"])
+def test_complete_files_are_kept_when_another_cannot_be_fetched(wrong, tmp_path):
     there = tmp_path / "there"
     good = offered(there, "a.json", b"a")
     both = good + offered(there, "b.json", b"b")
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=wrong.split()[0]):
         download.download("squad", tmp_path, {"squad": (f"file://{there}/", good + wrong)})
     assert not (tmp_path / "squad").exists()
     (there / "a.json").unlink()  # it is not fetched again
     folder = download.download("squad", tmp_path, {"squad": (f"file://{there}/", both)})
-    assert files_of(folder) == {"a.json", "b.json", "source.json"}
+    assert files_of(folder) == {"a.json", "b.json"}
 
 
 @pytest.mark.parametrize("member", ["../a", "top/../../a", "/a"])
 def test_archives_cannot_write_elsewhere(member, tmp_path):
-    write(tmp_path / "a.tgz", tar({member: b"x"}))
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr(member, "x")
-    for name in ("a.tgz", "a.zip"):
-        with contextlib.suppress(UserError):
-            download.unpack(tmp_path / name, tmp_path / "deep" / "to")
-    outside = {name for name in files_of(tmp_path) if not name.startswith("deep/to/")}
-    assert outside == {"a.tgz", "a.zip"}
+    write(tmp_path / "a.tar.gz", tar({member: b"x"}))
+    with contextlib.suppress(tarfile.TarError):
+        download.put(tmp_path / "a.tar.gz", tmp_path / "to")
+    outside = {name for name in files_of(tmp_path) if not name.startswith("to/")}
+    assert outside == {"a.tar.gz"}
     assert not os.path.exists("/a")
