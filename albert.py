@@ -674,8 +674,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     from data import hf_models
     # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and no token
     # has a digit before a comma (data/text.py)
-    # D24*: the layout of a file decides how its lines become sentences and documents, and no
-    # document is longer than 100,000 characters (data/text.py)
+    # D24*: the lines of a document are joined and split into sentences, and no document is longer
+    # than 100,000 characters (data/text.py)
     from data.inputs import open_run, words_after_training
     from data.race import RaceTask
 

@@ -180,7 +180,6 @@ FOLDERS = [
     ("autobert_zero --export {here}/net.py --init {autobert_zero}", "already",
      put("net.pt", "theirs")),
     ("data/prepare demo --to {here}", "not empty", put("mine.txt", "")),
-    ("data/prepare download glue --to {here}", "not made by this command", put("glue/x", "")),
     ("data/prepare corpus --corpus {here}/a.txt --to {here} --vocab_size 40", "other files",
      LONG_TEXT, copy("corpus")),
 ]

@@ -69,7 +69,7 @@ LINES = [["He ran.", "See Dr. No", "now!"], ["“Why?”", "i do not know."]]
 
 
 @pytest.mark.parametrize("text, documents", [
-    ("\r\n \r\n".join(textwrap.fill(" ".join(each), 40) for each in (SENTENCES, SENTENCES[2:])),
+    ("\r\n \r\n".join(textwrap.fill(" ".join(each), 50) for each in (SENTENCES, SENTENCES[2:])),
      [SENTENCES, SENTENCES[2:]]),
     ("\n\n".join("\n".join(lines) for lines in LINES), [["He ran.", "See Dr. No now!"], LINES[1]]),
     ("the cat sat \nhe ran\n\n\nsee the man\n", [["the cat sat", "he ran"], ["see the man"]]),

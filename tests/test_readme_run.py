@@ -1,7 +1,7 @@
 """The commands of README.md, data/README.md and MANUAL.md run once (pytest --slow), where their
 paths are small files in the official layouts; those of paper files with --dry_run. The last of two
-flags counts: SMALL makes networks small. Lines of torchrun run as one process. Downloads and the
-Hub are test_prepare's and test_hub's."""
+flags counts: SMALL makes networks small. Lines of torchrun run as one process. Downloads
+are test_prepare's."""
 import importlib
 import json
 import re
@@ -152,7 +152,7 @@ def run(home, monkeypatch, capsys):
     return work
 
 
-RUN = re.compile(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py|data/prepare\.py (?!download|hub)")
+RUN = re.compile(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py|data/prepare\.py (?!download)")
 
 
 LINES = [
