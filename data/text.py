@@ -298,7 +298,7 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1):
     if given:
         given.save(folder)
     elif not model.exists():
-        print(f"training a vocabulary of {vocab_size} tokens", flush=True)
+        print(f"training a vocabulary of {vocab_size} tokens")
         train_sentencepiece(files, model, vocab_size, threads=workers)
     tokenizer = given or load_tokenizer(model)
     if not read_meta(folder):
