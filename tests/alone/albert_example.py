@@ -26,7 +26,7 @@ for step in range(121):
         segment_a=torch.randint(6, 31, (64, 8)), length_a=eight,
         segment_b=torch.randint(31, 56, (64, 8)), length_b=eight)
     ids, token_types, lengths, order = sentence_pairs(segments, tokenizer, "sop", generator)
-    ids, masked_positions, labels = mask_tokens(ids, tokenizer, cfg, generator)
+    ids, masked_positions, labels = mask_tokens(ids, tokenizer, generator)
     logits, order_logits = model(ids, token_types, lengths, masked_positions)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     loss = loss + F.cross_entropy(order_logits, order)
