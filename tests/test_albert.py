@@ -2,7 +2,6 @@
 fine-tuning."""
 import copy
 import dataclasses
-import json
 import math
 import shlex
 from pydoc_data.topics import topics
@@ -19,7 +18,7 @@ from common.cli import UserError
 from common.distributed import Ranks
 from common.finetune import Recipe
 from common.tokenization import load_tokenizer
-from conftest import ROOT, filled
+from conftest import filled
 from data import hf_models
 from data.corpus import Corpus
 from data.inputs import Data
@@ -167,76 +166,33 @@ def test_the_answer_head_is_xlnets():
 
 # --- Hugging Face --------------------------------------------------------------------------------
 
-PARITY = tiny(groups=2)
-# by transformers 5.23.0, torch 2.13.0
-STORED = json.loads((ROOT / "tests" / "albert_parity.json").read_text())
+HEADS = {  # name: (our model, its outputs, the end of their class's name, their labels)
+    "pretraining": (albert.LanguageModel, 2, "PreTraining", {}),
+    "classification": (
+        albert.Classifier, 3, "SequenceClassification", {"labels": torch.tensor([2, 0, 1])}),
+    "regression": (
+        albert.Classifier, 1, "SequenceClassification", {"labels": torch.tensor([2.5, 0.0, 1.0])}),
+    "choice": (albert.MultipleChoice, 1, "MultipleChoice", {"labels": torch.tensor([1])}),
+    "span": (
+        albert.SpanModel, 2, "QuestionAnswering",
+        {"start_positions": torch.tensor([2, 0, 1]), "end_positions": torch.tensor([4, 0, 3])}),
+}
 
 
-def formula_model(model):
-    """The model with weights that depend on the order of their names alone: its numbers can be
-    stored."""
-    for index, (name, value) in enumerate(sorted(model.state_dict().items())):
-        angles = torch.arange(value.numel(), dtype=torch.float64) * (0.37 + 0.011 * index)
-        waves = angles.sin().mul(0.4).float()
-        value.copy_(waves.view(value.shape) + name.endswith("norm.weight"))
-    return model.eval()
-
-
-HEADS = {  # name: (our model, its outputs, the end of their class's name, labels)
-    "pretraining": (albert.LanguageModel, 2, "PreTraining", None),
-    "classification": (albert.Classifier, 3, "SequenceClassification", torch.tensor([2, 0, 1])),
-    "regression": (albert.Classifier, 1, "SequenceClassification", torch.tensor([2.5, 0.0, 1.0])),
-    "choice": (albert.MultipleChoice, 1, "MultipleChoice", torch.tensor([1])),
-    "span": (albert.SpanModel, 2, "QuestionAnswering", None)}
-
-
-def model_of(kind, cfg):
-    make, outputs, *_ = HEADS[kind]
-    return make(cfg, outputs) if issubclass(make, albert.Classifier) else make(cfg)
-
-
-def inputs_of(kind):
-    """(batch of ours, inputs of transformers) of three sequences, or of one with three choices."""
-    ids, segments, lengths = example()
-    batch = {"ids": ids, "token_type_ids": segments, "lengths": lengths}
-    real = (torch.arange(12) < lengths[:, None]).long()
-    theirs = {"input_ids": ids, "token_type_ids": segments, "attention_mask": real}
-    if kind == "choice":
-        batch = {name: value[None] for name, value in batch.items()}
-        theirs = {name: value[None] for name, value in theirs.items()}
-    spans = {"start": torch.tensor([2, 0, 1]), "end": torch.tensor([4, 0, 3])}
-    return {**batch, **spans, "labels": HEADS[kind][-1]}, theirs
-
-
-def outputs_of(kind, model):
-    """The logits of our model."""
-    batch, _ = inputs_of(kind)
+def outputs_of(kind, model, inputs, lengths):
+    """Our loss, unless of pre-training, and logits. inputs: as transformers names them."""
+    names = {"input_ids": "ids", "start_positions": "start", "end_positions": "end"}
+    batch = {names.get(name, name): value for name, value in inputs.items()}
+    batch["lengths"] = lengths
     if kind == "pretraining":
-        everywhere = torch.arange(12).expand(3, 12)
-        return model(batch["ids"], batch["token_type_ids"], batch["lengths"], everywhere)
+        return model(*batch.values(), torch.arange(12).expand(3, 12))
     logits = model(batch)
-    return logits.unbind(-1) if kind == "span" else [logits]
+    return [model.loss(batch), *(logits.unbind(-1) if kind == "span" else [logits])]
 
 
-@pytest.mark.parametrize("kind", HEADS)
-@torch.no_grad()
-def test_numbers_equal_those_that_transformers_gave(kind):
-    model = formula_model(model_of(kind, PARITY))
-    ours = [*outputs_of(kind, model)]
-    if kind != "pretraining":
-        ours.append(model.loss(inputs_of(kind)[0]))
-    for one, stored in zip(ours, map(torch.tensor, STORED[kind])):
-        if one.dim() == 3:  # a corner of the word logits is stored
-            one = one[:, :stored.shape[1], :stored.shape[2]]
-        close(one, stored, rtol=1e-5, atol=1e-5)
-
-
-def write_hf(folder, cfg, state, *config):
-    """A Hugging Face folder without a tokenizer."""
-    groups = max(albert.blocks(cfg))
-    name, outputs, *more = config
-    write(folder / "config.json", hf_models.albert_config(cfg, name, outputs, groups, *more))
-    hf_models.write_weights(folder / "model.safetensors", hf_models.rename_albert(state, groups))
+@pytest.fixture
+def tokenizer(ready):
+    return load_tokenizer(ready["corpus"])
 
 
 def read_back(folder):
@@ -251,26 +207,34 @@ def read_back(folder):
     ("pretraining", {"embedding_size": 16, "hidden_act": "gelu"}),  # E = H has a mapping there
 ])
 @torch.no_grad()
-def test_parity_with_transformers(kind, changes, tmp_path):
+def test_parity_with_transformers(kind, changes, tokenizer, tmp_path):
     """Of a folder that they write and we read, and of one that we write and they read."""
     transformers = pytest.importorskip("transformers")
-    _, outputs, name, _ = HEADS[kind]
+    our_class, outputs, name, labels = HEADS[kind]
     settings = dict(
         vocab_size=60, embedding_size=8, hidden_size=16, num_hidden_layers=4,
         num_attention_heads=2, intermediate_size=32, max_position_embeddings=40,
         num_labels=outputs)
-    config = transformers.AlbertConfig(**settings | changes)
     make = getattr(transformers, f"AlbertFor{name}")
-    make(config).save_pretrained(tmp_path / "theirs")
+    make(transformers.AlbertConfig(**settings | changes)).save_pretrained(tmp_path / "theirs")
     cfg, source = read_back(tmp_path / "theirs")
-    ours = model_of(kind, cfg).eval()
+    ours = our_class(cfg, *[outputs] * issubclass(our_class, albert.Classifier)).eval()
     albert.start_from(ours, source, source.task)
-    write_hf(tmp_path / "ours", cfg, ours.state_dict(), f"AlbertFor{name}", outputs)
-    _, call = inputs_of(kind)
+    task = "RACE" if kind == "choice" else ""
+    hf_models.write_albert(
+        tmp_path / "ours", ours.state_dict(), task, cfg, cfg.groups, tokenizer)
+    ids, segments, lengths = example()
+    inputs = {"input_ids": ids, "token_type_ids": segments}
+    if kind == "choice":  # three options of one question
+        inputs = {name: value[None] for name, value in inputs.items()}
+        lengths = lengths[None]
+    visible = (torch.arange(12) < lengths[..., None]).long()
+    results = outputs_of(kind, ours, {**inputs, **labels}, lengths)
     for folder in (tmp_path / "theirs", tmp_path / "ours"):
         theirs, info = make.from_pretrained(folder, output_loading_info=True)
         assert not info["missing_keys"] and not info["mismatched_keys"]
-        for one, other in zip(outputs_of(kind, ours), theirs.eval()(**call).to_tuple()):
+        expected = theirs.eval()(**inputs, **labels, attention_mask=visible).to_tuple()
+        for one, other in zip(results, expected):
             close(one, other, rtol=1e-5, atol=1e-5)
 
 
@@ -297,10 +261,9 @@ def test_transformers_reads_the_exported_vocabulary(lower, tmp_path):
 
 
 @pytest.mark.parametrize("task, kept", [("CoLA", True), ("RTE", False), ("", False)])
-def test_a_head_of_another_task_is_ignored(task, kept, tmp_path):
-    heads = albert.Classifier(tiny(), 2).state_dict()
-    labels = ("NEG", "POS")
-    write_hf(tmp_path, TINY, heads, "AlbertForSequenceClassification", 2, labels, task)
+def test_a_head_of_another_task_is_ignored(task, kept, tokenizer, tmp_path):
+    heads = albert.Classifier(TINY, 2).state_dict()
+    hf_models.write_albert(tmp_path, heads, task, TINY, 1, tokenizer)
     cfg, source = read_back(tmp_path)
     model = albert.Classifier(cfg, 2)
     albert.start_from(model, source, "CoLA")
@@ -446,12 +409,12 @@ def test_inputs_of_sentence_pairs_and_their_labels(objective):
 # --- pre-training --------------------------------------------------------------------------------
 
 @pytest.fixture
-def text(ready):
-    tokenizer = load_tokenizer(ready["corpus"])
+def text(ready, tokenizer):
     return Data(CPU, tokenizer, *Corpus(ready["corpus"], tokenizer).split(0.5))
 
 
-SMALL = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1)
+SMALL = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1,
+             dev_examples=64)
 
 
 @pytest.mark.parametrize("processes", [2, 16])
@@ -474,30 +437,27 @@ def test_losses_are_means_over_the_step(text):
     torch.manual_seed(0)
     model = albert.LanguageModel(SMALL)
     torch.nn.init.zeros_(model.order.weight)
-    batches = next(albert.training_batches(text, SMALL, Ranks(0, 1, CPU), 0))
+    ranks = Ranks(0, 1, CPU)
+    batches = next(albert.training_batches(text, SMALL, ranks, 0))
     fraction = torch.cat([order != -100 for *_, order in batches]).float().mean().item()
-    total = sum(albert.summed_loss(model(*inputs)[0].flatten(0, 1), words.flatten()).item()
-                for *inputs, words, _ in batches)
-    count = sum((words != -100).sum().item() for *_, words, _ in batches)
+    logits = torch.cat([model(*inputs)[0].flatten(0, 1) for *inputs, _, _ in batches])
+    words = torch.cat([labels.flatten() for *_, labels, _ in batches])
     sums = torch.zeros(4)
     optimizer = albert.Lamb(model.parameters(), 0.0)
-    albert.train_step(0, model, model, optimizer, batches, sums, SMALL, Ranks(0, 1, CPU))
-    wanted = [total / count, fraction * math.log(2), fraction]
+    albert.train_step(0, model, model, optimizer, batches, sums, SMALL, ranks)
+    wanted = [F.cross_entropy(logits, words).item(), fraction * math.log(2), fraction]
     assert sums[:3].tolist() == pytest.approx(wanted, rel=1e-5)
     run = SimpleNamespace(log=lambda *words, **line: None)
-    logged = albert.log_losses(run, 1, sums, 1, Ranks(0, 1, CPU))
+    logged = albert.log_losses(run, 1, sums, 1, ranks)
     assert logged["order_loss"] == pytest.approx(math.log(2))
 
 
 def test_an_evaluation_is_the_same_for_every_seed(text):
     model = albert.LanguageModel(SMALL)
-    cfg = dataclasses.replace(SMALL, dev_examples=100)
-    result, other = [
-        albert.evaluate_language_model(model, text, dataclasses.replace(cfg, seed=seed),
-                                       Ranks(0, 1, CPU))
-        for seed in (0, 1)]
-    assert result == other
-    assert all(0 <= result[name] <= 1 for name in ("mlm", "nsp", "sop"))
+    one, other = [albert.evaluate_language_model(model, text, cfg, Ranks(0, 1, CPU))
+                  for cfg in (SMALL, dataclasses.replace(SMALL, seed=1))]
+    assert one == other
+    assert all(0 <= one[name] <= 1 for name in ("mlm", "nsp", "sop"))
 
 
 def test_the_learning_rate_is_scaled_with_the_root_of_the_batch(ready):
@@ -545,8 +505,8 @@ def test_an_ensemble_of_a_model_and_itself_has_its_scores(ready, tmp_path):
 
 
 def test_ensembles_average_probabilities():
-    odds = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.2, 0.8]])
-    mean = albert.average_predictions("class", [each.log() for each in odds])
+    members = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()
+    mean = albert.average_predictions("class", [*members])
     close(mean, torch.tensor([[0.55, 0.45]]))
 
 
@@ -579,10 +539,10 @@ def test_the_recipe_is_the_models_unless_a_flag_names_one(given, lr, steps, read
     assert (recipe.lr, recipe.steps) == (lr, steps)
 
 
-def test_the_recipe_of_v2_models(tmp_path):
+def test_the_recipe_of_v2_models(tokenizer, tmp_path):
     """Known by their config.json: no dropout, and half the learning rate for RACE."""
-    state = albert.LanguageModel(tiny()).state_dict()
-    write_hf(tmp_path, TINY, state, "AlbertForPreTraining", 2)
+    state = albert.LanguageModel(TINY).state_dict()
+    hf_models.write_albert(tmp_path, state, "", TINY, 1, tokenizer)
     recipes = albert.recipes(read_back(tmp_path)[0])
     assert (recipes["RACE"].lr, recipes["RACE"].dropout) == (1e-5, 0)
     assert (recipes["RTE"].lr, recipes["RTE"].dropout) == (3e-5, 0)
