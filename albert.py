@@ -930,7 +930,10 @@ def pretrain(cfg):
             start = start_from(model, source) if source else "from scratch"
             print0(ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps")
             model.to(ranks.device)
-            optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
+            optimizer = Lamb(
+                model.parameters(),
+                cfg.lr,
+                weight_decay=cfg.weight_decay)
             checkpoint = Checkpoint(
                 run.folder / "checkpoint.pt", ranks,
                 model=model,
@@ -1090,7 +1093,10 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
     print0(run.ranks, f"{folder.name}: {note}")
     model = move(model, run.ranks.device)
     optimizer = Lamb(
-        model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
+        model.parameters(),
+        task.recipe.lr,
+        weight_decay=cfg.weight_decay,
+        adapt=False)
     warmup = round(task.recipe.warmup * task.steps)
 
     def rate(step):

@@ -35,7 +35,11 @@ def tiny(**changes):
 
 def example():
     """ids, token_type_ids (3, 12), lengths (3,) with padding."""
-    ids = torch.randint(5, 60, (3, 12), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        5,
+        60,
+        (3, 12),
+        generator=torch.Generator().manual_seed(1))
     lengths = torch.tensor([12, 9, 5])
     token_type_ids = (torch.arange(12) >= 5).long().repeat(3, 1)
     ids[torch.arange(12) >= lengths[:, None]] = 0
@@ -113,7 +117,10 @@ def test_padding_changes_nothing():
     outputs = model(*inputs, lengths, positions)
     for number, length in enumerate(lengths):
         one = slice(number, number + 1)
-        alone = model(*(value[one, :length] for value in inputs), None, positions[one])
+        alone = model(
+            *(value[one, :length] for value in inputs),
+            None,
+            positions[one])
         for ours, expected in zip(alone, outputs):
             close(ours, expected[one], rtol=1e-5, atol=1e-6)
 
@@ -127,12 +134,18 @@ def test_the_last_layer_only_at_masked_positions_and_recomputation(changes):
     whole.recompute = False
     positions = torch.tensor([[3, 1], [5, 5], [2, 4]])
     states = part(*example(), positions)
-    expected = albert.gather_positions(whole(*example()), F.pad(positions, (1, 0)))
+    expected = albert.gather_positions(
+        whole(*example()),
+        F.pad(positions, (1, 0)))
     close(states, expected, rtol=0, atol=1e-6)
     states.square().sum().backward()
     expected.square().sum().backward()
     for one, two in zip(part.parameters(), whole.parameters()):
-        close(one.grad, two.grad, rtol=1e-4, atol=1e-5)
+        close(
+            one.grad,
+            two.grad,
+            rtol=1e-4,
+            atol=1e-5)
 
 
 def test_dropout_of_the_ffn_output_is_applied_until_it_is_removed():
@@ -155,11 +168,17 @@ def test_the_answer_head_is_xlnets():
         {"ids": ids, "token_type_ids": segments, "lengths": lengths, "p_mask": p_mask})
     x = model.encoder(ids, segments, lengths)
     start = model.answer.start(x)[..., 0].masked_fill(p_mask, -1e30)
-    pairs = torch.cat([x, x[:, 6:7].expand_as(x)], dim=-1)
+    pairs = torch.cat(
+        [x, x[:, 6:7].expand_as(x)],
+        dim=-1)
     mixed = model.answer.end_norm(torch.tanh(model.answer.end_mix(pairs)))
     end = model.answer.end(mixed)[..., 0].masked_fill(p_mask, -1e30)
     expected = start.log_softmax(-1)[:, 6] + end.log_softmax(-1)[:, 8]
-    close(scores[(starts == 6) & (ends == 8)], expected, rtol=1e-5, atol=1e-5)
+    close(
+        scores[(starts == 6) & (ends == 8)],
+        expected,
+        rtol=1e-5,
+        atol=1e-5)
 
 
 # --- Hugging Face --------------------------------------------------------------------------------
@@ -180,12 +199,18 @@ HEADS = {  # name: (our model, its outputs, the end of their class's name, their
 def outputs_of(kind, model, inputs, lengths):
     """Our loss, unless of pre-training, and logits. inputs: as transformers names them."""
     names = {"input_ids": "ids", "start_positions": "start", "end_positions": "end"}
-    batch = {names.get(name, name): value for name, value in inputs.items()}
+    batch = {
+        names.get(name, name): value
+        for name, value in inputs.items()}
     batch["lengths"] = lengths
     if kind == "pretraining":
-        return model(*batch.values(), torch.arange(12).expand(3, 12))
+        return model(
+            *batch.values(),
+            torch.arange(12).expand(3, 12))
     logits = model(batch)
-    return [model.loss(batch), *(logits.unbind(-1) if kind == "span" else [logits])]
+    return [
+        model.loss(batch),
+        *(logits.unbind(-1) if kind == "span" else [logits])]
 
 
 @pytest.fixture
@@ -224,10 +249,16 @@ def test_parity_with_transformers(kind, changes, tokenizer, tmp_path):
     ids, segments, lengths = example()
     inputs = {"input_ids": ids, "token_type_ids": segments}
     if kind == "choice":  # three options of one question
-        inputs = {name: value[None] for name, value in inputs.items()}
+        inputs = {
+            name: value[None]
+            for name, value in inputs.items()}
         lengths = lengths[None]
     visible = (torch.arange(12) < lengths[..., None]).long()
-    results = outputs_of(kind, ours, {**inputs, **labels}, lengths)
+    results = outputs_of(
+        kind,
+        ours,
+        {**inputs, **labels},
+        lengths)
     for folder in (tmp_path / "theirs", tmp_path / "ours"):
         theirs, info = make.from_pretrained(folder, output_loading_info=True)
         assert not info["missing_keys"] and not info["mismatched_keys"]
@@ -244,17 +275,28 @@ def test_transformers_reads_the_exported_vocabulary(lower, tmp_path):
     transformers = pytest.importorskip("transformers")
     lines = [line for text in topics.values() for line in text.split("\n") if line.strip()][::20]
     write(tmp_path / "text" / "text.txt", "\n".join(lines))
-    path = train_sentencepiece([tmp_path / "text"], tmp_path / "spiece.model", 1000, lower=lower)
+    path = train_sentencepiece(
+        [tmp_path / "text"],
+        tmp_path / "spiece.model",
+        1000,
+        lower=lower)
     ours = load_tokenizer(path, lower)
     hf_models.write_tokenizer(tmp_path, ours, 512)
     write(tmp_path / "config.json", {"model_type": "albert"})
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ids = theirs(lines, add_special_tokens=False)["input_ids"]
-    different = sum(one != other for one, other in zip(ours.encode_batch(lines), ids))
+    different = sum(
+        one != other
+        for one, other in zip(ours.encode_batch(lines), ids))
     assert different < len(lines) / 100  # rows of signs and quotes of two characters
     first, second = ours.encode_batch(["the stone", "was small"])
     pair = theirs("the stone", "was small")["input_ids"]
-    assert pair == [ours.cls_id, *first, ours.sep_id, *second, ours.sep_id]
+    assert pair == [
+        ours.cls_id,
+        *first,
+        ours.sep_id,
+        *second,
+        ours.sep_id]
 
 
 @pytest.mark.parametrize("task, kept", [("CoLA", True), ("RTE", False), ("", False)])
@@ -275,7 +317,10 @@ def test_lamb_is_that_of_the_official_code(shape, scale, adapt):
     """lamb_optimizer.py in numpy: a matrix, one of zeros, and a bias, which is excluded."""
     torch.manual_seed(0)
     parameter = torch.nn.Parameter(scale * torch.randn(shape, dtype=torch.float64))
-    optimizer = albert.Lamb([parameter], lr=0.1, adapt=adapt)
+    optimizer = albert.Lamb(
+        [parameter],
+        lr=0.1,
+        adapt=adapt)
     w = parameter.detach().numpy().copy()
     m = 0
     v = 0
@@ -294,13 +339,20 @@ def test_lamb_is_that_of_the_official_code(shape, scale, adapt):
             if adapt and np.linalg.norm(w) > 0:
                 ratio = np.linalg.norm(w) / np.linalg.norm(u)
         w = w - lr * ratio * u
-    np.testing.assert_allclose(parameter.detach(), w, atol=1e-9)
+    np.testing.assert_allclose(
+        parameter.detach(),
+        w,
+        atol=1e-9)
 
 
 def test_schedule_is_the_official_one():
     steps = (0, 3124, 3125, 62500, 125000)
-    rates = [1.76e-3 * albert.schedule(step, 125000, 3125) for step in steps]
-    assert rates == pytest.approx([0, 0.0017594, 0.0017160, 0.00088, 0], abs=5e-8)
+    rates = [
+        1.76e-3 * albert.schedule(step, 125000, 3125)
+        for step in steps]
+    assert rates == pytest.approx(
+        [0, 0.0017594, 0.0017160, 0.00088, 0],
+        abs=5e-8)
     assert round(albert.Config().warmup * albert.Config().steps) == 3125
 
 
@@ -317,7 +369,11 @@ class FakeTokenizer:
 
 def text_batch(size):
     """Sequences of two segments."""
-    ids = torch.randint(5, 1000, (size, 64), generator=generator())
+    ids = torch.randint(
+        5,
+        1000,
+        (size, 64),
+        generator=generator())
     ids[:, 0] = 2
     ids[:, [30, -1]] = 3
     return ids
@@ -326,12 +382,20 @@ def text_batch(size):
 def test_ngram_lengths_follow_the_papers_distribution():
     lengths = albert.ngram_lengths((100, 1000), generator())
     fractions = torch.bincount(lengths.flatten()) / 100_000
-    close(fractions, torch.tensor([0, 6, 3, 2]) / 11, rtol=0, atol=0.007)
+    close(
+        fractions,
+        torch.tensor([0, 6, 3, 2]) / 11,
+        rtol=0,
+        atol=0.007)
 
 
 def test_masked_ngrams_are_whole_words():
     ids = text_batch(2000)
-    chosen = albert.pick_ngrams(ids, FakeTokenizer, torch.full((2000,), 10), generator())
+    chosen = albert.pick_ngrams(
+        ids,
+        FakeTokenizer,
+        torch.full((2000,), 10),
+        generator())
     assert not chosen[:, [0, 30, 63]].any()
     assert chosen.sum(1).max() <= 10
     assert (chosen.sum(1) == 10).float().mean() > 0.9  # single tokens fill what is left
@@ -347,13 +411,20 @@ def test_the_example_of_pick_ngrams(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *shape, generator: chance)
     lengths = torch.tensor([numbers("3 2 2 2 1 1 1 1 1 1 1")])
     monkeypatch.setattr(albert, "ngram_lengths", lambda *args: lengths)
-    chosen = albert.pick_ngrams(ids, FakeTokenizer, torch.tensor([6]), None)
+    chosen = albert.pick_ngrams(
+        ids,
+        FakeTokenizer,
+        torch.tensor([6]),
+        None)
     assert chosen[0].nonzero()[:, 0].tolist() == numbers("1 3 4 5 6 9")
 
 
 def test_masking_is_80_10_10():
     ids = text_batch(3000)
-    changed, positions, labels = albert.mask_tokens(ids, FakeTokenizer, generator())
+    changed, positions, labels = albert.mask_tokens(
+        ids,
+        FakeTokenizer,
+        generator())
     used = labels != -100
     originals = ids.gather(1, positions)
     now = changed.gather(1, positions)
@@ -362,7 +433,9 @@ def test_masking_is_80_10_10():
     assert torch.equal(labels[used], originals[used])
     assert (now[used] == 4).float().mean().item() == pytest.approx(0.8, abs=0.011)
     assert (now == originals)[used].float().mean().item() == pytest.approx(0.1, abs=0.009)
-    assert torch.equal(changed.scatter(1, positions, originals), ids)
+    assert torch.equal(
+        changed.scatter(1, positions, originals),
+        ids)
 
 
 def fake_segments():
@@ -388,7 +461,11 @@ INPUTS = {  # ids, token_type_ids, length
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
 def test_inputs_of_sentence_pairs_and_their_labels(objective):
     """Label 0: in order; 1: swapped, or B from another document; -100: one segment (D1)."""
-    *inputs, labels = albert.sentence_pairs(fake_segments(), FakeTokenizer, objective, generator())
+    *inputs, labels = albert.sentence_pairs(
+        fake_segments(),
+        FakeTokenizer,
+        objective,
+        generator())
     kinds = {-100: "single", 0: "in order", 1: objective}
     for number, label in enumerate(labels.tolist()):
         kind = kinds[label]
@@ -406,7 +483,10 @@ def test_inputs_of_sentence_pairs_and_their_labels(objective):
 
 @pytest.fixture
 def text(ready, tokenizer):
-    return Data(CPU, tokenizer, *Corpus(ready["corpus"], tokenizer).split(0.5))
+    return Data(
+        CPU,
+        tokenizer,
+        *Corpus(ready["corpus"], tokenizer).split(0.5))
 
 
 SMALL = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1,
@@ -440,8 +520,19 @@ def test_losses_are_means_over_the_step(text):
     words = torch.cat([labels.flatten() for *_, labels, _ in batches])
     sums = torch.zeros(4)
     optimizer = albert.Lamb(model.parameters(), 0.0)
-    albert.train_step(0, model, model, optimizer, batches, sums, SMALL, ranks)
-    wanted = [F.cross_entropy(logits, words).item(), fraction * math.log(2), fraction]
+    albert.train_step(
+        0,
+        model,
+        model,
+        optimizer,
+        batches,
+        sums,
+        SMALL,
+        ranks)
+    wanted = [
+        F.cross_entropy(logits, words).item(),
+        fraction * math.log(2),
+        fraction]
     assert sums[:3].tolist() == pytest.approx(wanted, rel=1e-5)
     run = SimpleNamespace(log=lambda *words, **line: None)
     logged = albert.log_losses(run, 1, sums, 1, ranks)
@@ -464,7 +555,9 @@ def test_the_learning_rate_is_scaled_with_the_root_of_the_batch(ready):
 
 def test_depth_warm_start_loads_everything(ready):
     """Table 11: one layer's model fills one of four layers."""
-    cfg = albert.Config(init=str(ready["albert"]), layers=4)
+    cfg = albert.Config(
+        init=str(ready["albert"]),
+        layers=4)
     cfg.given = {"layers"}
     source = albert.from_pretrained(cfg)
     model = albert.LanguageModel(cfg)
@@ -484,7 +577,10 @@ def test_an_exported_model_answers_as_the_folder_of_its_task(ready, tmp_path):
     answers = []
     for model in (tuned, tmp_path / "hf"):
         out = tmp_path / f"answers-of-{model.name}"
-        run_main("--predict", ready["glue"] / "CoLA" / "test.tsv", "--init", model, "--out", out)
+        run_main(
+            "--predict", ready["glue"] / "CoLA" / "test.tsv",
+            "--init", model,
+            "--out", out)
         answers.append((out / "CoLA.tsv").read_text())
     assert answers[0] == answers[1]
     assert len(answers[0]) > 20
@@ -493,7 +589,10 @@ def test_an_exported_model_answers_as_the_folder_of_its_task(ready, tmp_path):
 def test_an_ensemble_of_a_model_and_itself_has_its_scores(ready, tmp_path):
     """Sec. 4.9. Predictions for other data are refused."""
     tuned = ready["tuned"]
-    words = ["--finetune", "CoLA", "--ensemble", tuned, tuned, "--out", tmp_path / "mean"]
+    words = [
+        "--finetune", "CoLA",
+        "--ensemble", tuned, tuned,
+        "--out", tmp_path / "mean"]
     with pytest.raises(UserError, match="for other data"):
         run_main(*words)
     run_main(*words, "--glue", ready["glue"])
@@ -523,7 +622,13 @@ def test_ensembles_average_the_spans_that_several_models_propose():
 
 def test_recipes_are_table_14():
     recipes = albert.recipes(albert.Config())
-    assert recipes["RTE"] == Recipe(3e-5, 32, steps=800, warmup=0.25, dropout=0.1, length=512)
+    assert recipes["RTE"] == Recipe(
+        3e-5,
+        32,
+        steps=800,
+        warmup=0.25,
+        dropout=0.1,
+        length=512)
     assert recipes["SQuAD1.1"] == Recipe(
         5e-5, 48, steps=3649, warmup=365 / 3649, dropout=0.0, length=384, main="f1")
 
