@@ -29,7 +29,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import statistics
 import sys
 import time
@@ -37,13 +36,11 @@ from collections import Counter, namedtuple
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
-    print("importing torch ...", file=sys.stderr)  # takes seconds
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
+from torch.utils.flop_counter import FlopCounterMode
 
 # B batch, T tokens, E embedding, H hidden, N heads, D head dim, V vocab, M masked positions,
 # L layers, K beams, C choices
@@ -55,7 +52,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 class Config:
     """Every knob. Its comment is the help text and ends in the range; a preset overrides the
     default, a flag both."""
-    preset: str = "base"  # demo | base | large | xlarge | xxlarge, -1m, -1.5m | bert-base, -large
+    preset: str = "base"  # demo | base | large | xlarge | xxlarge | bert-base, -large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
     restart: bool = False  # delete the run in the run folder and start again
     seed: int = 0  # of all random numbers
@@ -68,7 +65,6 @@ class Config:
     init: str = ""  # where to start: a run folder, its folder of a task, a Hugging Face folder
     # data; default: the demo data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
-    dev_corpus: tuple[str, ...] = ()  # text to evaluate on, Sec. 4.2.1; default: held-out (D4)
     glue: str = ""  # folder of the GLUE tasks, official layout
     squad: str = ""  # folder of train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
@@ -93,7 +89,6 @@ class Config:
     # pre-training
     objective: Literal["sop", "nsp", "none"] = "sop"  # next to masked words, Table 5
     length: int = 512  # tokens of a sequence, special ones included, Sec. 4.1 [>= 8]
-    max_predictions: int = 0  # masked tokens of a sequence, at most; official code: 20; 0: 15% (D3)
     steps: int = 125000  # Sec. 4.1 [>= 1]
     batch: int = 4096  # sequences a step, Sec. 4.1 [>= 1]
     lr: float = 1.76e-3  # peak learning rate for a batch of 4,096, Sec. 4.1 (D19) [> 0]
@@ -103,7 +98,7 @@ class Config:
     save_minutes: float = 0  # minutes between further checkpoints; 0: none
     dev_examples: int = 1024  # held-out sequences of an evaluation, rounded up to 64s [>= 1]
     # fine-tuning; default: by the recipe
-    recipe: Literal["auto", "table14", "v2", "demo"] = "auto"  # auto: by the model of --init
+    recipe: Literal["table14", "v2", "demo"] = "table14"  # default: by the model of --init
     finetune_epochs: float | None = None  # passes over the examples, not Table 14's steps [> 0]
     finetune_batch: int | None = None  # examples a step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
@@ -112,7 +107,7 @@ class Config:
     finetune_dropout: float | None = None  # hidden and attention dropout [0, 1)
     runs: int = 1  # of each task; the median is reported (D20) [>= 1]
     eval_every: int = 0  # steps between evaluations, of which the best counts; 0: up to 20 in all
-    ensemble: tuple[str, ...] = ()  # run folders of --finetune to average, Sec. 4.9
+    ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged
     # no knobs: the flags that were given, the file's name, flags that name what is read besides
     # data
     given = frozenset()
@@ -120,26 +115,23 @@ class Config:
     models = "init", "tokenizer", "ensemble"
 
 
-# D17: xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote 5): train
-# with --layers 6, then --init that run with --layers 12
-XXLARGE = dict(layers=12, hidden=4096, heads=64, ffn=16384)
 LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
     "demo": dict(  # minutes on two cores; lr: 4.4e-3 for batch 32
         vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60,
         positions=128, init_std=0.1, dropout=0.0,
-        length=64, steps=10000, batch=32, lr=0.05, warmup=0.1),
+        length=64, steps=10000, batch=32, lr=0.05, warmup=0.1,
+        recipe="demo", eval_every=200),
     "base": dict(),
     "large": LARGE,
     # D12*: xlarge has H / 64 = 32 heads (Sec. 3.1); the released one has 16
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),
-    "xxlarge": XXLARGE,
-    "xxlarge-1m": dict(XXLARGE, dropout=0.0, steps=1_000_000),  # Sec. 4.8, 4.9
-    "xxlarge-1.5m": dict(XXLARGE, dropout=0.0, steps=1_500_000),  # Tables 9, 10
+    # D17: xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote 5):
+    # train with --layers 6, then --init that run with --layers 12
+    "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384),
     "bert-base": dict(embedding=0, share="none"),
     "bert-large": dict(LARGE, embedding=0, share="none"),
-    "dry_run": dict(
-        steps=2, dev_examples=32, train_examples=64, runs=1, finetune_epochs=None),
+    "dry_run": dict(steps=2, dev_examples=32, train_examples=64, runs=1),
 }
 CLIP = 1.0  # largest gradient norm (official code)
 # D3*: 15% of the tokens are predicted, 77 of 512; the official code has at most 20
@@ -185,7 +177,7 @@ def gather_positions(x, positions):
 def autocast_once(x):
     """x in autocast's dtype: one conversion of float32 states for several linear maps."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
+    if x.is_meta or not torch.is_autocast_enabled(kind):
         return x
     return x.to(torch.get_autocast_dtype(kind))
 
@@ -479,32 +471,17 @@ def parts(cfg):
     """{part: parameters} of the pre-training model."""
     with torch.device("meta"):
         model = LanguageModel(cfg)
-    modules = {
-        "mapping": model.encoder.mapping,
-        "attention": model.encoder.attentions,
-        "ffn": model.encoder.ffns,
-        "pooler": model.pooler,
-        "mlm head": model.mlm,
-        "order head": model.order,
-    }
-    counts = {name: count(module) for name, module in modules.items()}
-    embeddings = count(model) - sum(counts.values())
-    return {"embeddings": embeddings, **counts}
+    modules = {**dict(model.encoder.named_children()), **dict(model.named_children())}
+    del modules["encoder"]
+    return {name: count(module) for name, module in modules.items()}
 
 
 def flops(cfg):
     """FLOPs of a forward pass over `length` tokens: matrix products, 2 a multiply-add."""
-    T = cfg.length
-    H = cfg.hidden
-    E = cfg.embedding or H
-    M = masked_count(cfg)
-    mapping = 2 * T * E * H * (cfg.mapped or E != H)
-    keys_and_values = 4 * cfg.layers * T * H * H
-    states = (cfg.layers - 1) * T + 1 + M  # the last layer has those of [CLS] and masked positions
-    rest = 4 * states * (H * H + H * cfg.ffn + T * H)
-    order = 2 * H * H + 4 * H
-    words = 2 * M * (H * E + E * cfg.vocab_size)
-    return mapping + keys_and_values + rest + order + words
+    ids = torch.zeros(1, cfg.length, dtype=torch.long, device="meta")
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        LanguageModel(cfg).eval()(ids, ids, None, ids[:, :masked_count(cfg.length)])
+    return counter.get_total_flops()
 
 # --- objective ------------
 # All random numbers come from one generator: an example depends on its number in the stream alone.
@@ -552,12 +529,8 @@ def sentence_pairs(parts, tokenizer, objective, generator):
         labelled = torch.zeros_like(labelled)
     chance = torch.rand(len(labelled), generator=generator)
     labels = (chance < 0.5).long().masked_fill(~labelled, -100)
-    pairs = []
-    for one, other in zip(original, changed):
-        swap = labels > 0  # (B,)
-        if one.dim() == 2:
-            swap = swap[:, None]
-        pairs.append(torch.where(swap, other, one))
+    swap = labels > 0
+    pairs = [one.index_put((swap,), other[swap]) for one, other in zip(original, changed)]
     return *join(*pairs, tokenizer), labels
 
 
@@ -617,13 +590,12 @@ def pick_ngrams(ids, tokenizer, budget, generator):
     return text & chosen.gather(1, word)
 
 
-def masked_count(cfg, length=None):
-    """M, masked positions of a sequence of so many tokens; default: --length (D3)."""
-    most = max(1, round(MASKED * (length or cfg.length)))
-    return min(most, cfg.max_predictions or most)
+def masked_count(length):
+    """M, masked positions of a sequence of so many tokens (D3)."""
+    return round(MASKED * length)
 
 
-def mask_tokens(ids, tokenizer, cfg, generator):
+def mask_tokens(ids, tokenizer, generator):
     """N-gram masking (Sec. 4.1): a chosen token becomes [MASK] with probability 80%, a random token
     with 10%, and stays with 10%.
 
@@ -631,7 +603,7 @@ def mask_tokens(ids, tokenizer, cfg, generator):
     tokens there as labels, both (B, M). A sequence with fewer masked tokens has labels of -100 in
     the rest. """
     B = len(ids)
-    M = masked_count(cfg, ids.shape[1])
+    M = masked_count(ids.shape[1])
     budget = MASKED * (ids != tokenizer.pad_id).sum(1)  # (B,)
     budget = budget.round().long().clamp(1, M)
     # D14*: masks are drawn again in each pass; the official data hold 40 copies of each text with
@@ -689,20 +661,21 @@ class Lamb(torch.optim.Optimizer):
     So a tensor moves by about the fraction lr of its own norm. The trust ratio |w| / |u| has no
     bound and is 1 where a norm is 0. Biases and LayerNorms have neither decay nor ratio.
     adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning (official code). """
+    B1 = 0.9
+    B2 = 0.999
+    EPS = 1e-6
 
-    def __init__(self, parameters, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01,
-                 adapt=True):
+    def __init__(self, parameters, lr, weight_decay=0.01, adapt=True):
         parameters = list(parameters)
         matrices = [value for value in parameters if value.dim() > 1]
         vectors = [value for value in parameters if value.dim() == 1]  # biases and LayerNorms
         groups = [dict(params=matrices, weight_decay=weight_decay, adapt=adapt),
                   dict(params=vectors, weight_decay=0.0, adapt=False)]
-        super().__init__(groups, dict(lr=lr, betas=betas, eps=eps))
+        super().__init__(groups, dict(lr=lr))
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            b1, b2 = group["betas"]
             for w in group["params"]:
                 if w.grad is None:
                     continue
@@ -712,10 +685,10 @@ class Lamb(torch.optim.Optimizer):
                     state["v"] = torch.zeros_like(w)
                 # D18: LAMB has no bias correction of m and v, as in the official code; You et al.
                 # have it
-                state["m"].lerp_(w.grad, 1 - b1)
-                state["v"].mul_(b2)
-                state["v"].addcmul_(w.grad, w.grad, value=1 - b2)
-                u = state["m"] / (state["v"].sqrt() + group["eps"])
+                state["m"].lerp_(w.grad, 1 - self.B1)
+                state["v"].mul_(self.B2)
+                state["v"].addcmul_(w.grad, w.grad, value=1 - self.B2)
+                u = state["m"] / (state["v"].sqrt() + self.EPS)
                 u.add_(w, alpha=group["weight_decay"])
                 if group["adapt"]:
                     w_norm = w.norm()
@@ -755,7 +728,7 @@ def language_batch(segments, tokenizer, cfg, objective, number, device):
     width = math.ceil(int(lengths.max()) / multiple) * multiple
     ids = ids[:, :width]
     token_type_ids = token_type_ids[:, :width]
-    ids, masked_positions, labels = mask_tokens(ids, tokenizer, cfg, generator)
+    ids, masked_positions, labels = mask_tokens(ids, tokenizer, generator)
     if (lengths == ids.shape[1]).all():
         lengths = None  # GPUs have flash attention for full sequences only
     return send((ids, token_type_ids, lengths, masked_positions, labels, order), device)
@@ -873,7 +846,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             if done % cfg.save_every == 0 and done < cfg.steps:
                 # evaluated before it is saved: a resumed run repeats it
                 result = evaluate_language_model(model, text, cfg, ranks)
-                dev = {f"{name}_accuracy": result[name] for name in result["scored"]}
+                dev = {f"{name}_accuracy": value for name, value in result.items()}
             losses = log_losses(
                 run, done, sums, done - logged, ranks,
                 lr=group["lr"], tokens_per_second=rate, dev=dev)
@@ -891,61 +864,31 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     bar.close()
 
 
-def first_token_baseline(text, cfg):
-    """{"nsp", "sop": accuracy} on the held-out segments of an evaluation for a classifier that sees
-    only the first token of each segment. A model knows the order only where it scores higher.
-
-    It is naive Bayes on 8,192 training sequences: the tokens that begin a first segment, a second
-    one and one from another document. A tie counts one half.
-    """
-    def first_tokens(corpus, size):
-        parts = corpus.sentence_runs(0, size, cfg.length - 3, 0, SHORT)
-        pair = parts.length_b > 0
-        foreign = parts.length_other > 0
-        return parts.segment_a[pair, 0], parts.segment_b[pair, 0], parts.other[foreign, 0]
-
-    counts = [1 + tokens.bincount(minlength=cfg.vocab_size)
-              for tokens in first_tokens(text.train, 8192)]
-    first, second, other = [(each / each.sum()).log() for each in counts]  # 3 x (V,)
-    evaluated = math.ceil(cfg.dev_examples / EVALUATED) * EVALUATED
-    a, b, foreign = first_tokens(text.dev, evaluated)
-    margins = {
-        "nsp": torch.cat([(second - other)[b], (other - second)[foreign]]),
-        "sop": (first - second)[a] - (first - second)[b],
-    }
-    return {name: (1 + margin.sign().mean().item()) / 2
-            for name, margin in margins.items() if len(margin)}
-
-
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
-    """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, "scored": {task: number of
-    labels}}. One two-way head answers both NSP and SOP. An accuracy is None without labels."""
-    # D4: evaluated on held-out documents or --dev_corpus; the paper has dev text of SQuAD and RACE
+    """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, None without labels}. One
+    two-way head answers both NSP and SOP."""
+    # D4: evaluated on held-out documents; the paper has dev text of SQuAD and RACE (Sec. 4.2.1)
     # D5: masked words are scored on pairs in their order, the same tokens for every objective; with
     # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    result = {"scored": {}}
-    objectives = {"mlm": "none", "nsp": "nsp", "sop": "sop"}
-    for name, objective in objectives.items():
-        totals = torch.zeros(2, device=ranks.device)  # correct, labels
-        first = ranks.rank * EVALUATED
-        for number in range(first, cfg.dev_examples, ranks.size * EVALUATED):
+    result = {}
+    for name, objective in {"mlm": "none", "nsp": "nsp", "sop": "sop"}.items():
+        correct = 0
+        labelled = 0
+        for number in range(ranks.rank * EVALUATED, cfg.dev_examples, ranks.size * EVALUATED):
             segments = cut_segments(text.dev, cfg, objective, number, EVALUATED)
-            *inputs, masked_positions, labels, order = language_batch(
+            *inputs, labels, order = language_batch(
                 segments, text.tokenizer, cfg, objective, number, ranks.device)
             if name != "mlm":
-                masked_positions = masked_positions[:, :0]
                 labels = order
             with autocast(cfg.dtype, ranks.device):
-                logits = model(*inputs, masked_positions)[name != "mlm"]
-            correct = (logits.argmax(-1) == labels).sum()
-            labelled = (labels != -100).sum()
-            totals += torch.stack([correct, labelled])
-        correct, labelled = reduce_mean(ranks, *totals.tolist())
+                logits = model(*inputs)[name != "mlm"]
+            correct += (logits.argmax(-1) == labels).sum()
+            labelled += (labels != -100).sum()
+        correct, labelled = reduce_mean(ranks, correct, labelled)
         result[name] = correct / labelled if labelled else None
-        result["scored"][name] = round(labelled * ranks.size)
     return result
 
 
@@ -967,9 +910,8 @@ def open_inputs(cfg, ranks, action, *needs, **tasks):
         size = len(source.weights["encoder.token_embedding.weight"])
         # a released model may have up to 127 more than its tokenizer
         if not size - 128 < data.tokenizer.vocab_size <= size:
-            raise UserError(f"{data.tokenizer.path}: {data.tokenizer.vocab_size} tokens, and the "
-                            f"model of --init has {size}; give the model's own vocabulary with "
-                            "--tokenizer")
+            raise UserError(f"{data.tokenizer.path}: the model of --init has {size} tokens; give "
+                            "its own vocabulary with --tokenizer")
         cfg.vocab_size = size
     run.save_settings(cfg)
     return source, run, data
@@ -986,39 +928,33 @@ def pretrain(cfg):
             order_head = nn.ModuleList([model.pooler, model.order])
             order_head.requires_grad_(cfg.objective != "none")  # D5
             start = start_from(model, source) if source else "from scratch"
-            print0(ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps of "
-                          f"{cfg.batch} sequences of {cfg.length} tokens")
+            print0(ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps")
             model.to(ranks.device)
-            optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
+            optimizer = Lamb(
+                model.parameters(),
+                cfg.lr,
+                weight_decay=cfg.weight_decay)
             checkpoint = Checkpoint(
                 run.folder / "checkpoint.pt", ranks,
                 model=model,
                 optimizer=optimizer)
             train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
             result = evaluate_language_model(model, text, cfg, ranks)
-            run.finish({
-                "steps": cfg.steps,
-                "parameters": count(model),
-                **result,
-                "baselines": {"mlm": text.dev.commonest(), **first_token_baseline(text, cfg)},
-            })
+            baselines = {"mlm": text.dev.commonest(), "nsp": 0.5, "sop": 0.5}
+            run.finish({**result, "baselines": baselines})
         result = run.finished
-        for name, number in result["scored"].items():
-            if number and (name == "mlm" or cfg.objective != "none"):
-                kind = "majority" if name == "mlm" else "first-token"
-                baseline = result["baselines"].get(name, 0.5)
-                print0(ranks, f"held-out {name} accuracy {result[name]:.1%} of {number} "
-                              f"({kind} baseline {baseline:.1%})")
+        for name, baseline in result["baselines"].items():
+            if result[name] is not None:
+                print0(ranks, f"held-out {name} accuracy {result[name]:.1%} "
+                              f"(baseline {baseline:.1%})")
         words = words_after_training(cfg, run.folder, f"{run.folder}-exported")
         run.print_result(cfg, "checkpoint.pt", *words)
 
 
 def check_pairs(text, cfg):
     """UserError if the objective needs sequences with an order and there are none."""
-    if cfg.objective == "none":
-        return
     segments = cut_segments(text.train, cfg, "sop", 0, 8192)
-    if not segments.length_b.any():
+    if cfg.objective != "none" and not segments.length_b.any():
         raise UserError(
             f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; "
             "raise it, or write one sentence a line and blank lines between documents, or use "
@@ -1027,59 +963,40 @@ def check_pairs(text, cfg):
 
 # Weights to start from
 
-# weights: by our names; task: the task whose head is among them, or ""; recipe: that suits it
-Pretrained = namedtuple("Pretrained", "path weights task recipe")
+# weights: by our names; task: the task whose head is among them, or ""
+Pretrained = namedtuple("Pretrained", "path weights task")
 SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
          "activation", "positions")  # taken from --init
-FREE = ("layers", "init_std", "dropout")  # taken from --init, unless a flag differs
+FREE = ("layers", "init_std", "dropout", "recipe")  # taken from --init, unless a flag differs
 HEADS = ("head", "span", "answer")
-DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning rates of Table 14
-    finetune_epochs=5, finetune_batch=16, finetune_lr=1e-3, finetune_warmup=0.1,
-    finetune_dropout=0.0, eval_every=200)
 
 
-def from_pretrained(cfg, required=False):
-    """The model of --init as Pretrained, None without --init. cfg takes its shape and tokenizer,
-    and the recipe that suits it. UserError if a flag contradicts it, or if no model has this
-    shape."""
-    source = None
+def from_pretrained(cfg):
+    """The model of --init as Pretrained, None without --init: of a run folder of ours, a task's
+    folder in one, or a Hugging Face folder. cfg takes its shape, tokenizer and recipe. UserError if
+    a flag contradicts it, or if no model has this shape."""
+    weights = None
     try:
         if cfg.init:
-            path = Path(cfg.init)
-            config = read_json(path / "config.json", dict, "name a run or a Hugging Face folder")
-            read = read_hugging_face if "model_type" in config else read_run
-            source = read(cfg, path, config)
-        elif required:
+            config = read_json(Path(cfg.init) / "config.json", dict,
+                               "name a run or a Hugging Face folder")
+            if "model_type" in config:
+                settings = hf_models.albert_settings(config)
+                v2 = not settings["dropout"] and settings["activation"] == "gelu_new"
+                settings["recipe"] = "v2" if v2 else "table14"
+                take_settings(cfg, settings, cfg.init, SHAPE, FREE)
+                cfg.tokenizer = cfg.tokenizer or cfg.init
+                weights, task = hf_models.read_albert(cfg.init, config, cfg.groups)
+            else:
+                owned = read_init(cfg, {"pretrain": SHAPE, "finetune": SHAPE}, FREE)
+                task = next(iter(owned.keys() - {"model", "optimizer"}), "")
+                weights = owned[task or "model"]
+        elif cfg.action in ("finetune", "predict", "export") and not cfg.ensemble:
             raise UserError(f"--{cfg.action} needs --init, a model")
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
-    if source and cfg.recipe == "auto":
-        cfg.recipe = source.recipe
-    if cfg.recipe == "demo":
-        for name, value in DEMO_RECIPE.items():
-            if name not in cfg.given:
-                setattr(cfg, name, value)
-        if cfg.dry_run:
-            cfg.finetune_epochs = None
-    return source
-
-
-def read_run(cfg, path, config):
-    """from_pretrained of a run folder of ours, or of a task's folder in one."""
-    owned = read_init(cfg, {"pretrain": SHAPE, "finetune": SHAPE}, FREE)
-    task = next(iter(owned.keys() - {"model", "optimizer"}), "")
-    demo = cfg.preset == config["settings"]["preset"] == "demo"
-    return Pretrained(path, owned[task or "model"], task, "demo" if demo else "table14")
-
-
-def read_hugging_face(cfg, path, config):
-    """from_pretrained of a Hugging Face folder."""
-    take_settings(cfg, hf_models.albert_settings(config), path, SHAPE, FREE)
-    weights, task = hf_models.read_albert(path, config, cfg.groups)
-    cfg.tokenizer = cfg.tokenizer or cfg.init
-    v2 = not config.get("hidden_dropout_prob") and cfg.activation == "gelu_new"
-    return Pretrained(path, weights, task, "v2" if v2 else "table14")
+    return Pretrained(cfg.init, weights, task) if weights else None
 
 
 def start_from(model, source, task=""):
@@ -1099,7 +1016,7 @@ def start_from(model, source, task=""):
 
 def export(cfg, folder):
     """Write the model of --init as a Hugging Face folder."""
-    source = from_pretrained(cfg, required=True)
+    source = from_pretrained(cfg)
     start_from(LanguageModel(cfg), source)  # a check
     config = read_json(Path(cfg.init) / "config.json")
     length = config.get("settings", config).get("finetune_length")  # for --predict
@@ -1127,13 +1044,14 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
     "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),
 }
-PAPER = ("SQuAD1.1", "SQuAD2.0", "MNLI", "SST-2", "RACE")  # Table 2's tasks: --finetune paper
+DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning rates of Table 14
+    lr=1e-3, batch=16, epochs=5, steps=0, warmup=0.1, dropout=0.0)
 Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
 KINDS = {"RACE": "race", "SQuAD1.1": "squad", "SQuAD2.0": "squad"}  # other tasks are in --glue
 
 
 def recipes(cfg):
-    """{task: Recipe} of Table 14 for a model, whose positions no input may exceed."""
+    """{task: Recipe} for a model, whose positions no input may exceed."""
     result = {}
     for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items():
         if cfg.recipe == "v2":
@@ -1141,15 +1059,20 @@ def recipes(cfg):
             # rate for RACE, they diverge (official README)
             dropout = 0.0
             lr = 1e-5 if name == "RACE" else lr
-        result[name] = Recipe(
+        recipe = Recipe(
             lr,
             batch,
-            steps=2 if cfg.dry_run else steps,
+            steps=steps,
             warmup=warmup / steps,
             dropout=dropout,
             length=min(length, cfg.positions),
             main=main,
         )
+        if cfg.recipe == "demo":
+            recipe = dataclasses.replace(recipe, **DEMO_RECIPE)
+        if cfg.dry_run:
+            recipe = dataclasses.replace(recipe, steps=2)
+        result[name] = recipe
     return result
 
 
@@ -1161,18 +1084,6 @@ def task_model(task, cfg):
     return (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
 
 
-def save_predictions(task, outputs, folder):
-    """Write predictions.pt for --ensemble: {split: probabilities (n, C) of a "class" or "choice",
-    scores (n, 1) of a "value", squad.Predictions of a "span"}, and for which examples."""
-    kept = {}
-    for split, each in outputs.items():
-        if task.kind == "span":
-            kept[split] = task.answers(each)._asdict()
-        else:
-            kept[split] = each if task.kind == "value" else each.softmax(-1)
-    save_file(folder / "predictions.pt", {"data": fingerprint(task), "outputs": kept})
-
-
 def train_task(task, number, source, cfg, tokenizer, folder, run):
     """One run of a task: training, the best weights' predictions (Sec. 4.2.2)."""
     seed = seed_of(cfg.seed, "fine-tuning", task.name, number)
@@ -1182,7 +1093,10 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
     print0(run.ranks, f"{folder.name}: {note}")
     model = move(model, run.ranks.device)
     optimizer = Lamb(
-        model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
+        model.parameters(),
+        task.recipe.lr,
+        weight_decay=cfg.weight_decay,
+        adapt=False)
     warmup = round(task.recipe.warmup * task.steps)
 
     def rate(step):
@@ -1196,15 +1110,18 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
         accumulate=cfg.accumulate,
         evaluate_at=task.evaluation_steps(cfg.eval_every))
     if outputs:
-        save_predictions(task, outputs, folder)
+        if task.kind == "span":
+            outputs = {split: task.answers(each)._asdict() for split, each in outputs.items()}
+        save_file(folder / "predictions.pt",  # for --ensemble
+                  {"examples": seed_of(task.examples["dev"]), **outputs})
         keep_model(folder, "finetune", cfg, tokenizer, **{task.name: model})
-    return {**result, "start": note}
+    return result
 
 
 def answer(cfg, path):
     """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = from_pretrained(cfg, required=True)
+        source = from_pretrained(cfg)
         tokenizer = load_tokenizer(cfg.tokenizer)
         task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
@@ -1213,56 +1130,36 @@ def answer(cfg, path):
         print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
 
-def fingerprint(task):
-    """A hash of the examples that are predicted."""
-    return seed_of(*(examples for split, examples in task.examples.items() if split != "train"))
-
-
-def ensemble_job(name, cfg, folder):
-    """Average what the best run folders of --ensemble predict for a task (Sec. 4.9)."""
-    members = {}
-    tokenizer = load_tokenizer(Path(cfg.ensemble[0]) / name)
-    own = dataclasses.replace(cfg, train_examples=1)
-    task = open_task(name, own, tokenizer, recipes(cfg), {"RACE": RaceTask})
+def ensemble_job(task, cfg, folder):
+    """The mean of what the runs of --ensemble predict for a task (Sec. 4.9)."""
+    # D16: the user names the members; the paper chooses them by dev scores (Sec. 4.9), but does not
+    # say how
+    members = []
     for path in cfg.ensemble:
-        saved = load_file(Path(path) / name / "predictions.pt")
-        if saved["data"] != fingerprint(task):
-            raise UserError(f"--ensemble {path}: its predictions on {name} are for other data")
-        members[path] = saved["outputs"]
-    folder.mkdir(parents=True, exist_ok=True)
-    dev = {path: outputs["dev"] for path, outputs in members.items()}
-    chosen = choose_members(dev, task)
-    outputs = {split: average_predictions([members[path][split] for path in chosen])
+        predictions = load_file(Path(path) / task.name / "predictions.pt")
+        if predictions["examples"] != seed_of(task.examples["dev"]):
+            raise UserError(f"--ensemble {path}: its predictions on {task.name} are for other data")
+        members.append(predictions)
+    outputs = {split: average_predictions(task.kind, [member[split] for member in members])
                for split in task.splits if split != "train"}
-    metrics = write_outputs(task, outputs, folder)
+    folder.mkdir(parents=True, exist_ok=True)
     return {
         "job": folder.name,
-        "task": name,
+        "task": task.name,
         "setting": [],
-        "members": chosen,
         "diverged": None,
-        "metrics": metrics,
+        "metrics": write_outputs(task, outputs, folder),
         **task.context(),
     }
 
 
-def choose_members(predictions, task):
-    """The best of {member: its predictions on dev}, as many as score best together."""
-    # D16: an ensemble is the n members with the best dev scores; the paper chooses by dev scores
-    # too (Sec. 4.9), but does not say how
-    def score(names):
-        mean = average_predictions([predictions[name] for name in names])
-        return task.score("dev", mean)["main"]
-
-    ranked = sorted(predictions, key=lambda name: -score([name]))
-    sizes = range(len(ranked), 0, -1)
-    return max((ranked[:size] for size in sizes), key=score)
-
-
-def average_predictions(several):
-    """Sec. 4.9: mean probabilities; for SQuAD of a span, and the mean odds of "no answer"."""
-    if isinstance(several[0], torch.Tensor):
+def average_predictions(kind, several):
+    """Sec. 4.9: mean probabilities, or values of a regression; for SQuAD the mean probability of
+    each span, and the mean odds of "no answer"."""
+    if kind == "value":
         return torch.stack(several).mean(0)
+    if kind != "span":
+        return torch.stack(several).softmax(-1).mean(0)
     # D22: a span that a model does not list has probability 0 there. The paper averages spans
     # "that have multiple probabilities": a span of one model alone could beat all others' span
     result = squad.Predictions({}, {}, {})
@@ -1273,39 +1170,23 @@ def average_predictions(several):
                 scores[span["text"]] += span["probability"] / len(several)
         ranked = scores.most_common()
         result.texts[key] = ranked[0][0]
-        result.nbest[key] = [{"text": text, "score": value, "probability": value}
-                             for text, value in ranked]
-        odds = [member["null_odds"][key] for member in several]
-        result.null_odds[key] = statistics.mean(odds)
+        result.nbest[key] = [{"text": text, "probability": value} for text, value in ranked]
+        result.null_odds[key] = statistics.mean(member["null_odds"][key] for member in several)
     return result
-
-
-def paper_average(tasks):
-    """The Avg column (Table 2): the mean over five tasks, SQuAD's F1 and EM averaged first, MNLI
-    matched. None if a task is missing or has diverged."""
-    try:
-        metrics = [tasks[name]["metrics"] for name in PAPER]
-        return statistics.mean(
-            (scores["f1"] + scores["exact"]) / 2 if "f1" in scores else scores["accuracy"]
-            for scores in metrics)
-    except KeyError:
-        return None
 
 
 def finetune(cfg, words):
     """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and
     MRPC (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(words, TABLE14, {"paper": PAPER})
-        if bool(cfg.init) == bool(cfg.ensemble):
-            raise UserError("--finetune needs either --init, or --ensemble, which trains nothing")
+        names = parse_tasks(words, TABLE14)
+        if cfg.ensemble:
+            cfg.tokenizer = str(Path(cfg.ensemble[0]) / names[0])
         needs = sorted({KINDS.get(name, "glue") for name in names})
-        if cfg.init:
-            needs.append("tokenizer")
-        source, run, data = open_inputs(cfg, ranks, "finetune", *needs, tasks=names)
+        source, run, data = open_inputs(cfg, ranks, "finetune", "tokenizer", *needs, tasks=names)
         print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
         jobs = {f"{name}-{number}": name
-                for name in names for number in range(cfg.runs if source else 1)}
+                for name in names for number in range(cfg.runs)}
 
         @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
         def task(name):
@@ -1315,19 +1196,16 @@ def finetune(cfg, words):
             name, number = job.rsplit("-", 1)
             folder = run.folder / "jobs" / job
             if cfg.ensemble:
-                return ensemble_job(name, cfg, folder)
+                return ensemble_job(task(name), cfg, folder)
             start = source
             if mnli:
                 weights = load_file(mnli / "checkpoint.pt")["owned"]["MNLI"]
-                start = Pretrained(mnli, weights, "MNLI", cfg.recipe)
+                start = Pretrained(mnli, weights, "MNLI")
             return train_task(task(name), int(number), start, cfg, data.tokenizer, folder, run)
 
         if not run.finished:
             results = run_jobs(ranks, run.folder, jobs, work)
-            result = on_main(ranks, summarise, run.folder, results)
-            run.finish({**result, "average": paper_average(result["tasks"])})
-        if run.finished["average"] is not None:
-            print0(ranks, f"Avg (Table 2) {100 * run.finished['average']:.2f}")
+            run.finish(on_main(ranks, summarise, run.folder, results))
         print_summary(run, cfg)
 
 
@@ -1338,7 +1216,7 @@ def describe(cfg):
     total = sum(by_part.values())
     forward = flops(cfg)
     activations = cfg.layers * [layer_activations(cfg.length, cfg.hidden, cfg.ffn)]
-    logits = masked_count(cfg) * cfg.vocab_size
+    logits = masked_count(cfg.length) * cfg.vocab_size
     result = {
         "parameters": total,
         "parts": by_part,
@@ -1354,7 +1232,7 @@ def describe(cfg):
 ACTIONS = {
     "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
     "finetune": (
-        finetune, "fine-tune the model of --init: CoLA,RACE,... | glue | squad | paper (Table 2)",
+        finetune, "fine-tune the model of --init, or average runs: CoLA,RACE,... | glue | squad",
         "TASKS"),
     "predict": (
         answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init, or "

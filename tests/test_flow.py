@@ -43,7 +43,7 @@ def text(shortest):
 
 def step_of_albert(shortest):
     cfg = albert.Config(**SMALL, layers=2, embedding=8, positions=16)
-    M = albert.masked_count(cfg)
+    M = albert.masked_count(cfg.length)
     batch = [
         *text(shortest),
         numbers(4, M, below=14),

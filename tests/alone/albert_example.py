@@ -10,7 +10,8 @@ from albert import Config, Encoder, Lamb, LanguageModel, count, mask_tokens, sen
 # Sentence order and masked words on texts in which the letters of the second sentence follow those
 # of the first. A tokenizer is anything with these names; here a token is a letter, and a word.
 tokenizer = SimpleNamespace(
-    vocab_size=56, pad_id=0, cls_id=2, sep_id=3, mask_id=4,
+    vocab_size=56,
+    pad_id=0, cls_id=2, sep_id=3, mask_id=4,
     starts_word=torch.ones(56, dtype=bool))
 SHAPE = dict(
     vocab_size=56, hidden=32, heads=2, ffn=64, embedding=16,
@@ -23,10 +24,12 @@ optimizer = Lamb(model.parameters(), lr=0.005)
 eight = torch.full((64,), 8)
 for step in range(121):
     segments = SimpleNamespace(
-        segment_a=torch.randint(6, 31, (64, 8)), length_a=eight,
-        segment_b=torch.randint(31, 56, (64, 8)), length_b=eight)
+        segment_a=torch.randint(6, 31, (64, 8)),
+        length_a=eight,
+        segment_b=torch.randint(31, 56, (64, 8)),
+        length_b=eight)
     ids, token_types, lengths, order = sentence_pairs(segments, tokenizer, "sop", generator)
-    ids, masked_positions, labels = mask_tokens(ids, tokenizer, cfg, generator)
+    ids, masked_positions, labels = mask_tokens(ids, tokenizer, generator)
     logits, order_logits = model(ids, token_types, lengths, masked_positions)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     loss = loss + F.cross_entropy(order_logits, order)

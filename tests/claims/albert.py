@@ -156,8 +156,8 @@ def countings(cfg):
     """Four ways to count parameters: A the encoder, B with its pooler, C with the heads too, D
     as B with position and segment tables and their LayerNorm of width H."""
     parts = albert.parts(cfg)
-    encoder = sum(parts[name] for name in ("embeddings", "mapping", "attention", "ffn"))
-    pooled = encoder + parts["pooler"]
+    pooled = sum(parts.values()) - parts["mlm"] - parts["order"]
+    encoder = pooled - parts["pooler"]
     wide = (cfg.positions + 4) * (cfg.hidden - (cfg.embedding or cfg.hidden))
     return {"A": encoder, "B": pooled, "C": sum(parts.values()), "D": pooled + wide}
 
