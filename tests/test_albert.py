@@ -539,6 +539,13 @@ def test_losses_are_means_over_the_step(text):
     assert logged["order_loss"] == pytest.approx(math.log(2))
 
 
+def test_the_first_token_baseline_sees_all_sequences_of_an_evaluation(text):
+    """--dev_examples is rounded up to 64s for both."""
+    one, all_64 = [albert.first_token_baseline(text, dataclasses.replace(SMALL, dev_examples=size))
+                   for size in (1, 64)]
+    assert one == all_64
+
+
 def test_an_evaluation_is_the_same_for_every_seed(text):
     model = albert.LanguageModel(SMALL)
     one, other = [albert.evaluate_language_model(model, text, cfg, Ranks(0, 1, CPU))
