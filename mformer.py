@@ -9,7 +9,7 @@ unimportant features are pruned, and an evolution searches the rest.
 
 Run:     python mformer.py --search --dry_run    every phase of a search, in seconds
          python mformer.py --search              on demo images, in minutes on two CPU cores
-         python mformer.py --train               trains the result of --search from scratch
+         python mformer.py --train --arch runs/mformer-search-cifar10-demo/best.json
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base \\
              --train_text wmt16/train            as in the paper
 Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, evolve
@@ -27,20 +27,17 @@ import functools
 import itertools
 import json
 import math
-import os
 import random
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
-    print("importing torch ...", file=sys.stderr)  # takes seconds
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.flop_counter import FlopCounterMode
 
 # B batch, T tokens, S source tokens (keys), H hidden, N heads, D head dim, V vocab, C chunks,
@@ -57,7 +54,7 @@ class Config:
     models = ("init", "tokenizer")  # flags that name files besides the data
     compared = ("save_every",)  # must agree in a resumed run: the last saves are averaged
     writes = ("text", "valid", "translations.*", "classes.txt")  # for --restart
-    preset: str = "demo"  # demo (minutes) | small (real data) | long (257 tokens) | base (paper)
+    preset: str = "demo"  # demo (minutes) | small (real data) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
     restart: bool = False  # delete the run in its folder and start again
@@ -141,16 +138,16 @@ PRUNES_FROM = 160  # samples; a fifth of them, 32 sub-nets, measure the importan
 # gives no limit; the released search for images uses 15.06 ms.
 LIMIT_FRACTION = 0.9
 # D25*: the released code drops an architecture if the standard deviation of its timings is 1.5% of
-# their mean or more. Here it is timed again, up to TIMED times, and the steadiest mean is kept.
-UNSTEADY = 0.015
-TIMED = 3
+# their mean or more. Here all architectures are kept.
+UNTIMED = 5  # runs before the timed ones, as in HAT
 MEASURED = 40  # latencies measured for each finalist at most
 FEWEST = 20  # sub-nets that the rankers need
-REPEATED = 24  # sub-nets whose latencies are measured twice, to see how far they can be trusted
-AGREED = 0.8  # Kendall's tau of the two measurements, below which the search warns
-WEAK = 0.4  # Kendall's tau of a ranker that orders seven pairs in ten; below it the search warns
 GEOMETRY = (  # settings that shape a model
     "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
+DATA = {  # data flags of each task
+    "cifar10": ("cifar10",),
+    "wmt14": ("train_text", "valid_text", "test_text"),
+}
 
 TINY = dict(latency_runs=5, generations=10, finalists=5)
 TINY_IMAGE = dict(
@@ -196,8 +193,6 @@ IMAGE_PRESETS = {  # a sub-dictionary holds for one action
     # released code, and 4,400 tokens on each of 8.
     "base": dict(batch=256, accumulate=4, search=dict(held_out=5000)),
 }
-IMAGE_PRESETS["long"] = dict(  # 257 tokens: linear attention can win
-    IMAGE_PRESETS["small"], patch=2, cost="flops")
 TEXT_PRESETS = {
     "demo": dict(
         TINY_TEXT,
@@ -266,25 +261,23 @@ TYPES = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # features that name a type of attention
 
 
-class Feature(NamedTuple):
-    title: str  # as Tables 1 to 4 and Sec. 7 have it
-    depth: str | None  # the feature that gives the number of its values; None: it has one value
-
-
-FEATURES = {  # a depth stands before the features that have a value for each of its layers
-    "layers": Feature("Enc Layer Num", None),
-    "hidden": Feature("Enc Emb Dim", None),
-    "ffn": Feature("Enc FFN Dim", "layers"),
-    "heads": Feature("Enc Head Num", "layers"),
-    "types": Feature("Enc Attn Type", "layers"),
-    "decoder_layers": Feature("Dec Layer Num", None),
-    "decoder_hidden": Feature("Dec Emb Dim", None),
-    "decoder_ffn": Feature("Dec FFN Dim", "decoder_layers"),
-    "decoder_heads": Feature("Dec Head Num", "decoder_layers"),
-    "decoder_types": Feature("Dec Attn Type", "decoder_layers"),
-    "cross_heads": Feature("En-De Head Num", "decoder_layers"),
-    "connect": Feature("En-De Connect", "decoder_layers"),
-    "cross_types": Feature("En-De Attn Type", "decoder_layers"),
+# {feature: the feature that gives the number of its values; None: it has one value}. A depth stands
+# before the features that have a value for each of its layers. The comments are the names in Tables
+# 1 to 4.
+FEATURES = {
+    "layers": None,  # Enc Layer Num
+    "hidden": None,  # Enc Emb Dim
+    "ffn": "layers",  # Enc FFN Dim
+    "heads": "layers",  # Enc Head Num
+    "types": "layers",  # Enc Attn Type
+    "decoder_layers": None,  # Dec Layer Num
+    "decoder_hidden": None,  # Dec Emb Dim
+    "decoder_ffn": "decoder_layers",  # Dec FFN Dim
+    "decoder_heads": "decoder_layers",  # Dec Head Num
+    "decoder_types": "decoder_layers",  # Dec Attn Type
+    "cross_heads": "decoder_layers",  # En-De Head Num
+    "connect": "decoder_layers",  # En-De Connect
+    "cross_types": "decoder_layers",  # En-De Attn Type
 }
 
 # An architecture: numbers and, where each layer has a value, tuples. A network for images has no
@@ -317,21 +310,27 @@ def space_of(cfg):
             "connect": cfg.connect,
             "cross_types": decoder_types,
         }
-    for feature, choices in space.items():
-        space[feature] = tuple(dict.fromkeys(choices))  # a repeated value is one choice
-        for choice in choices:
-            arch = build_arch(space, lambda name, others, layer: (
-                choice if name == feature else min(others)))
-            if reason := why_illegal(arch, cfg):
-                raise UserError(f"the search space has a choice that cannot be built: {reason}")
+    space = {name: tuple(dict.fromkeys(choices)) for name, choices in space.items()}  # no repeats
+    check_values(space, cfg)
     return space
+
+
+def check_values(values, cfg):
+    """UserError where an architecture cannot have all of these values, {feature: tuple}."""
+    if max(values.get("connect", ()), default=0) > min(values["layers"]):
+        raise UserError(f"connect {values['connect']}: there are {values['layers']} encoder layers")
+    for name, choices in values.items():
+        if name in PARTS and not {*choices} <= {*TYPES}:
+            raise UserError(f"{name} {choices}: there are the types {', '.join(TYPES)}")
+        if name.endswith("heads") and cfg.qkv and any(cfg.qkv % count for count in choices):
+            raise UserError(f"{name} {choices}: they do not all divide --qkv {cfg.qkv}")
 
 
 def space_size(space):
     """The number of architectures in a space."""
     size = len(space["hidden"]) * len(space.get("decoder_hidden", (0,)))
     for depth in ("layers", "decoder_layers"):
-        of_a_layer = math.prod(len(space[name]) for name in space if FEATURES[name].depth == depth)
+        of_a_layer = math.prod(len(space[name]) for name in space if FEATURES[name] == depth)
         size *= sum(of_a_layer ** layers for layers in space.get(depth, (0,)))
     return size
 
@@ -341,7 +340,7 @@ def build_arch(space, choose):
     is 0."""
     values = {}
     for name, choices in space.items():
-        depth = FEATURES[name].depth
+        depth = FEATURES[name]
         if depth:
             values[name] = tuple(choose(name, choices, layer) for layer in range(values[depth]))
         else:
@@ -352,7 +351,7 @@ def build_arch(space, choose):
 def values_of(arch, name):
     """The values of a feature by layer; a tuple of one for a single value."""
     values = getattr(arch, name)
-    return values if FEATURES[name].depth else (values,)
+    return values if FEATURES[name] else (values,)
 
 
 def widest(space):
@@ -385,31 +384,6 @@ def crossover(one, two, space, rng):
 def retype(arch, attn_type, parts=("types",)):
     """The architecture with one type of attention in these parts."""
     return arch._replace(**{part: (attn_type,) * len(getattr(arch, part)) for part in parts})
-
-
-def why_illegal(arch, cfg):
-    """The reason why an architecture cannot be built, or None."""
-    translates = cfg.task == "wmt14"
-    if translates != bool(arch.decoder_layers):
-        return f"--task {cfg.task} {'needs a' if translates else 'has no'} decoder"
-    for name, (_, depth) in FEATURES.items():
-        values = values_of(arch, name)
-        if depth and len(values) != getattr(arch, depth):
-            return f"{name} has {len(values)} values for {getattr(arch, depth)} {depth}"
-        if name in PARTS:
-            if not set(values) <= set(TYPES):
-                return f"{name}: there are the types {', '.join(TYPES)}"
-            continue
-        least = int(translates or not name.startswith("decoder"))
-        if not all(isinstance(value, int) and value >= least for value in values):
-            return f"{name}: {values} must be whole numbers from 1"
-        if name.endswith("heads") and cfg.qkv and any(cfg.qkv % value for value in values):
-            return f"{name}: {values} do not all divide --qkv {cfg.qkv}"
-    if translates and (arch.hidden % 2 or arch.decoder_hidden % 2):
-        return f"hidden, decoder_hidden: {arch.hidden}, {arch.decoder_hidden} must be even"
-    if max(arch.connect, default=0) > arch.layers:
-        return f"connect: {max(arch.connect)} of {arch.layers} encoder layers"
-    return None
 
 
 def arch_text(arch):
@@ -533,18 +507,22 @@ def parse_arch(text, cfg):
     values = {}
     try:
         for word in text.split():
-            name, value = word.split("=")
-            values[name] = tuple(
-                int(part) if part.isdecimal() else part for part in value.split(","))
-            if not FEATURES[name].depth:
+            name, _, value = word.partition("=")
+            values[name] = tuple(map(str if name in PARTS else int, value.split(",")))
+            if not FEATURES[name]:
                 (values[name],) = values[name]
         arch = Arch(**values)
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f"--arch {text[:60]!r} is no architecture; give one of {', '.join(published)}, "
             "a best.json, or a text like --describe's") from None
-    if reason := why_illegal(arch, cfg):
-        raise UserError(f"--arch {text}: {reason}")
+    if bool(arch.decoder_layers) != (cfg.task == "wmt14"):
+        raise UserError(f"--arch {text}: a translator has a decoder, a network for images has none")
+    values = {name: values_of(arch, name) for name in FEATURES}
+    for name, depth in FEATURES.items():
+        if depth and len(values[name]) != getattr(arch, depth):
+            raise UserError(f"--arch {text}: {name} needs as many values as {depth} says")
+    check_values(values, cfg)
     return arch
 
 # --- model ----------------
@@ -574,11 +552,6 @@ def reweight(x, cosines):
     return (F.relu(x)[..., None, :] * cosines.to(x.dtype)).flatten(-2)
 
 
-def wide(x):
-    """The type of denominators and running sums of x: float32, or x's own where that is wider."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 def linear_state(k, v, mask=None):
     """The first product of Eq. 2, over the tokens that are no padding: sum_j k_j v_j^T
     (B, N, 2D, D) and, for the denominator, sum_j k_j (B, N, 1, 2D) and the number of keys
@@ -586,11 +559,11 @@ def linear_state(k, v, mask=None):
 
     k (B, N, S, 2D) is reweighted; v (B, N, S, D); mask (B, S), True where there is no padding.
     """
-    keys = k.new_full((len(k), 1, 1, 1), k.shape[-2], dtype=wide(k))
+    keys = k.new_full((len(k), 1, 1, 1), k.shape[-2], dtype=torch.float32)
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
         keys = mask.sum(-1).view(-1, 1, 1, 1)
-    return k.mT @ v, k.sum(-2, keepdim=True, dtype=wide(k)), keys
+    return k.mT @ v, k.sum(-2, keepdim=True, dtype=torch.float32), keys
 
 
 def normalise(sums, weights, keys):
@@ -844,13 +817,11 @@ def extract(weights, arch, cfg, space=None):
     where that model does not hold it."""
     model = make_model(arch, cfg, space)
     for name, value in model.state_dict().items():
-        shape = tuple(weights[name].shape) if name in weights else ()
-        if len(shape) != value.dim() or any(a > b for a, b in zip(value.shape, shape)):
-            part = "the space" if space else "--arch"
-            raise UserError(
-                f"--init {cfg.init}: does not hold {part}; it has {name} as {shape or 'nothing'}, "
-                f"not {tuple(value.shape)}")
-        value.copy_(weights[name][tuple(map(slice, value.shape))])
+        part = tuple(map(slice, value.shape))
+        if name not in weights or weights[name][part].shape != value.shape:
+            raise UserError(f"--init {cfg.init}: its model is smaller than --arch or the space: "
+                            f"{name} does not have the shape {tuple(value.shape)}")
+        value.copy_(weights[name][part])
     return model
 
 # --- search ---------------
@@ -874,7 +845,7 @@ def features_of(arch, space):
             numbers = [float(value == "linear") for value in values]
         else:
             numbers = [value / max(choices) for value in values]
-        depth = FEATURES[name].depth
+        depth = FEATURES[name]
         if depth:
             mean = sum(numbers) / len(numbers)
             missing = max(space[depth]) - len(numbers)
@@ -883,23 +854,21 @@ def features_of(arch, space):
     return features
 
 
-def agreement(predicted, wanted):
-    """(Kendall's tau-b, the fraction of the pairs with different `wanted` that `predicted` orders
-    alike; ties count half)."""
+def kendall_tau(predicted, wanted):
+    """Kendall's tau-b of two lists of numbers."""
     signs = []
     for values in (predicted, wanted):
         values = torch.as_tensor(values, dtype=torch.float64)
         signs.append(torch.sign(values[:, None] - values).triu())  # (A, A), of i < j
     agree = signs[0].mul(signs[1]).sum().item()
-    given, decided = [sign.abs().sum().item() for sign in signs]
-    tau = agree / max(1.0, math.sqrt(given * decided))
-    return tau, 0.5 + 0.5 * agree / max(1.0, decided)
+    pairs = [sign.abs().sum().item() for sign in signs]  # without ties
+    return agree / max(1.0, math.sqrt(math.prod(pairs)))
 
 
 class Ranker:
     """A binary classifier of pairs of architectures (Sec. 3.1.2): P(a has a greater value than b)
     = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures.
-    10% choose when to stop. The last 10% are held out for Kendall's tau and the accuracy on pairs.
+    10% choose when to stop. The last 10% are held out for Kendall's tau.
     """
     # D6*: the released ranker is a regression by boosted trees, and the importance of a feature is
     # its own |tau| with the values.
@@ -911,9 +880,7 @@ class Ranker:
         self.y = torch.tensor(values, dtype=torch.float64)
         tenth = max(2, len(archs) // 10)
         order = torch.randperm(len(archs), generator=generator)
-        self.held_out = order[:tenth]
-        self.stopping = order[tenth:2 * tenth]
-        self.fitted_to = order[2 * tenth:]
+        self.held_out, self.stopping, self.fitted_to = order.tensor_split([tenth, 2 * tenth])
         self.mean = self.x[self.fitted_to].mean(0)
         self.scale = self.x[self.fitted_to].std(0).clamp(min=1e-3)
         with torch.random.fork_rng(devices=[]):
@@ -921,18 +888,18 @@ class Ranker:
             self.network = nn.Sequential(
                 nn.Linear(self.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 1))
         self.fit(generator, steps)
-        self.tau, self.pair_accuracy = self.quality(self.x, self.held_out)
+        self.tau = self.quality(self.x, self.held_out)
 
     def fit(self, generator, steps):
         """Minimise the cross-entropy of random pairs. Keep the best weights for self.stopping."""
         optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
-        best = -1.0
+        best = -math.inf
         for step in range(steps + 1):
             if step % 20 == 0:
-                _, accuracy = self.quality(self.x, self.stopping)
-                if accuracy > best:
-                    best = accuracy
+                tau = self.quality(self.x, self.stopping)
+                if tau > best:
+                    best = tau
                     weights = copy.deepcopy(self.network.state_dict())
             pairs = torch.randint(len(self.fitted_to), (2, 512), generator=generator)
             one, two = self.fitted_to[pairs]
@@ -955,14 +922,14 @@ class Ranker:
         return self.g(self.inputs(archs)).tolist()
 
     def quality(self, x, chosen):
-        return agreement(self.g(x[chosen]), self.y[chosen])
+        return kendall_tau(self.g(x[chosen]), self.y[chosen])
 
     def importance(self, shuffles=20):
-        """{feature: the accuracy on pairs lost when it is shuffled among the architectures that the
+        """{feature: the loss in Kendall's tau when it is shuffled among the architectures that the
         ranker is not fitted to}, the largest first."""
         generator = torch.Generator().manual_seed(0)
         unseen = torch.cat([self.held_out, self.stopping])
-        _, whole = self.quality(self.x, unseen)
+        whole = self.quality(self.x, unseen)
         lost = {}
         start = 0
         for name, numbers in features_of(widest(self.space), self.space).items():
@@ -973,8 +940,7 @@ class Ranker:
                 order = unseen[torch.randperm(len(unseen), generator=generator)]
                 x = self.x.clone()
                 x[unseen, columns] = self.x[order, columns]
-                _, accuracy = self.quality(x, unseen)
-                lost[name] += (whole - accuracy) / shuffles
+                lost[name] += (whole - self.quality(x, unseen)) / shuffles
         return dict(sorted(lost.items(), key=lambda item: -item[1]))
 
 
@@ -1063,8 +1029,8 @@ def rank_and_evolve(space, history, cfg):
     limit = cfg.latency_limit or LIMIT_FRACTION * statistics.median(latencies)
     if min(latencies) > limit:
         raise UserError(
-            f"--latency_limit: the fastest of {len(archs)} samples takes "
-            f"{latency_text(min(latencies), cfg)}, allowed are {latency_text(limit, cfg)}")
+            f"--latency_limit {limit}: the fastest of {len(archs)} samples takes "
+            f"{min(latencies)}; --init {cfg.out} searches again with this super-net")
     # 1. Pairwise ranking.
     by_loss = Ranker(space, archs, losses, cfg.seed)
     by_latency = Ranker(space, archs, latencies, cfg.seed)
@@ -1081,14 +1047,10 @@ def rank_and_evolve(space, history, cfg):
                     lambda arch: low <= by_latency.rank_scores([arch])[0] <= high, cfg)
     ranked = [arch for arch in sorted(scores, key=scores.get) if arch not in archs]
     return ranked[:MEASURED * cfg.finalists], {
-        "rankers": {name: {"tau": ranker.tau, "pair_accuracy": ranker.pair_accuracy,
-                           "held_out": len(ranker.held_out)}
-                    for name, ranker in rankers.items()},
+        "tau": {name: ranker.tau for name, ranker in rankers.items()},
         "importance": importance,
-        "space": space,
         "pruned": pruned,
-        "architectures": float(space_size(space)),
-        "architectures_pruned": float(space_size(pruned)),
+        "architectures": [float(space_size(space)), float(space_size(pruned))],
         "latency_limit": limit,
     }
 
@@ -1106,79 +1068,39 @@ def latency_text(value, cfg):
     return f"{value:.4g} {'GFLOPs' if cfg.cost == 'flops' else 'ms'}"
 
 
-def measured_text(latency, spread, cfg, device):
-    """A latency, its standard deviation and the measured input."""
-    if cfg.cost == "flops":
-        return latency_text(latency, cfg)
-    measured = "an image" if cfg.task == "cifar10" else f"30 tokens, {cfg.beam} beams"
-    return (f"{latency_text(latency, cfg)}, standard deviation {spread:.1%} "
-            f"({measured}, --dtype {cfg.dtype}, on {device})")
-
-
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """(latency, spread): milliseconds of an image, or of a sentence of 30 source tokens and 30
-    steps of the decoder with cache and beam, as HAT measures them, and the standard deviation of
-    the timings as a fraction of it. With --cost flops GFLOPs and 0."""
+    """Milliseconds of an image, or of a sentence of 30 source tokens and 30 steps of the decoder
+    with cache and beam, as HAT measures them: the mean without the fastest and slowest tenth (D8).
+    With --cost flops GFLOPs."""
     if cfg.cost == "flops":
-        return model_flops(arch, cfg) / 1e9, 0.0
+        return model_flops(arch, cfg) / 1e9
     with torch.device(device):
         model = cast(make_model(arch, cfg), cfg, device)
         inputs = blank_inputs(cfg)
         tokens = torch.zeros(cfg.beam, 1, dtype=torch.long)
 
-    def once():
-        if cfg.task == "cifar10":
-            model(*inputs)
-            return
-        source, lengths, _ = inputs
+    def translate(source, lengths, _):
         memories = model.encode(source, lengths)
         caches = [[] for _ in memories]
         for step in range(source.shape[1]):
             model.decode(tokens, memories, None, caches, step)
 
-    attempts = []
-    for _ in range(TIMED):
-        attempts.append(timings(once, cfg.latency_runs, device))
-        if attempts[-1][1] < UNSTEADY:
-            break
-    return min(attempts, key=lambda attempt: attempt[1])  # D25
-
-
-def timings(once, runs, device):
-    """(mean in milliseconds, standard deviation / mean) of `runs` calls of once(), after 5 untimed
-    ones, without the fastest and slowest tenth (D8)."""
     times = []
-    for _ in range(5 + runs):
+    for _ in range(UNTIMED + cfg.latency_runs):
         began = time.perf_counter()
-        once()
+        (model if cfg.task == "cifar10" else translate)(*inputs)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1000 * (time.perf_counter() - began))
-    dropped = int(DROPPED * runs)
-    kept = sorted(times[5:])[dropped:runs - dropped]
-    mean = statistics.fmean(kept)
-    return mean, statistics.pstdev(kept) / max(mean, 1e-9)
+    dropped = int(DROPPED * cfg.latency_runs)
+    return statistics.fmean(sorted(times[UNTIMED:])[dropped:cfg.latency_runs - dropped])
 
 
 def gather_in_turn(ranks, own):
     """The items of all processes: the first one of each process, the second one of each, ..."""
-    parts = gather(ranks, own)
-    count = sum(map(len, parts))
-    return [parts[index % ranks.size][index // ranks.size] for index in range(count)]
-
-
-def open_history(path):
-    """The lines of history.jsonl. Rewrites the file without a line that a kill tore off."""
-    history = read_jsonl(path)
-    write_atomic(path, "".join(json.dumps(line) + "\n" for line in history))
-    return history
-
-
-def append_lines(path, lines):
-    """Add lines to history.jsonl."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    in_turn = itertools.chain(*itertools.zip_longest(*gather(ranks, own)))
+    return [item for item in in_turn if item is not None]
 
 
 def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math.inf,
@@ -1187,19 +1109,27 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
     the latency limit. Missing lines are measured and added to history.jsonl.
 
     Latency is measured first; loss and score of an architecture over the limit are None. The
-    processes share the losses. They share the latencies on GPUs alone: on one machine's CPU
-    processes slow each other down, so the first one measures them all.
+    processes share the architectures. On one CPU they slow each other down: --cost flops does not.
     """
     # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
     # separately, the released code on 2,000 sub-nets each.
     path = run.folder / "history.jsonl"
-    history = on_main(ranks, open_history, path)
+    history = on_main(ranks, read_jsonl, path)
     lines = [line for line in history if line["round"] == round_name]
-    total = len(archs) if enough == math.inf else None
-    bar = progress(ranks, total, f"measuring {round_name}s", len(lines))
+    bar = progress(ranks, len(archs), f"measuring {round_name}s", len(lines))
 
-    def measure_latencies(archs):
-        return [measure_latency(arch, cfg, ranks.device) for arch in archs]
+    def measure(arch):
+        began = time.perf_counter()
+        latency = measure_latency(arch, cfg, ranks.device)
+        loss = held_out_loss(supernet, data, cfg, arch) if latency <= limit else None
+        return {
+            "round": round_name,
+            "parent": None,
+            "arch": arch_text(arch),
+            "score": None if loss is None else -loss,
+            "scores": {"loss": loss, "latency": latency},
+            "seconds": round(time.perf_counter() - began, 3),
+        }
 
     while True:
         within = sum(line["scores"]["latency"] <= limit for line in lines)
@@ -1207,58 +1137,17 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
         chosen = archs[len(lines):len(lines) + count]
         if not chosen:
             break
-        began = time.perf_counter()
-        if ranks.device.type == "cuda":
-            latencies = gather_in_turn(ranks, measure_latencies(chosen[ranks.rank::ranks.size]))
-        else:
-            latencies = on_main(ranks, measure_latencies, chosen)
-        fitting = [arch for arch, (latency, _) in zip(chosen, latencies) if latency <= limit]
-        own = [held_out_loss(supernet, data, cfg, arch)
-               for arch in fitting[ranks.rank::ranks.size]]
-        losses = dict(zip(fitting, gather_in_turn(ranks, own)))
-        seconds = round((time.perf_counter() - began) / len(chosen), 3)
-        for arch, (latency, spread) in zip(chosen, latencies):
-            loss = losses.get(arch)
-            history.append({
-                "id": len(history),
-                "round": round_name,
-                "parent": None,
-                "arch": arch_text(arch),
-                "score": None if loss is None else -loss,
-                "scores": {"loss": loss, "latency": latency, "spread": spread},
-                "seconds": seconds,
-            })
-        new = history[-len(chosen):]
-        on_main(ranks, append_lines, path, new)
+        own = map(measure, chosen[ranks.rank::ranks.size])
+        new = [{"id": number, **line}
+               for number, line in enumerate(gather_in_turn(ranks, [*own]), len(history))]
+        history += new
         lines += new
+        on_main(ranks, write_atomic, path, "".join(json.dumps(line) + "\n" for line in history))
         bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
     bar.close()
     return lines
-
-
-def check_limit(space, cfg, device):
-    """UserError where the smallest architectures break --latency_limit. Many heads that share --qkv
-    can be faster than few, so both ends of heads and types are tried."""
-    fastest = math.inf
-    for heads, attn_type in itertools.product((min, max), space["types"]):
-        arch = build_arch(space, lambda name, choices, layer: (
-            heads(choices) if name.endswith("heads") else min(choices)))
-        fastest = min(fastest, measure_latency(retype(arch, attn_type), cfg, device)[0])
-    if fastest > cfg.latency_limit:
-        raise UserError(f"--latency_limit {cfg.latency_limit}: the smallest architecture takes "
-                        f"{latency_text(fastest, cfg)}; give a higher one")
-
-
-def repeat_latencies(samples, cfg, device):
-    """Kendall's tau between the latencies of the first samples and a second measurement. FLOPs
-    always agree."""
-    if cfg.cost == "flops":
-        return 1.0
-    chosen = samples[:REPEATED]
-    again = [measure_latency(parse_arch(line["arch"], cfg), cfg, device)[0] for line in chosen]
-    return agreement([line["scores"]["latency"] for line in chosen], again)[0]
 
 
 def draw_samples(space, cfg):
@@ -1286,28 +1175,17 @@ def search(cfg):
         if run.finished:
             print_summary(run, ranks, cfg)
             return
-        if cfg.latency_limit and run.new:  # a limit that nothing meets costs no training
-            on_main(ranks, check_limit, space, cfg, ranks.device)
         seed_everything(cfg.seed, "weights")
         supernet = supernet or make_model(arch, cfg, space)
         train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
         measured = (supernet.eval(), data, cfg, ranks, run)
         samples = measure_archs(draw_samples(space, cfg), "sample", *measured)
-        repeated = on_main(ranks, repeat_latencies, samples, cfg, ranks.device)
         ranked, learned = rank_and_evolve(space, samples, cfg)
         # The latency ranker errs, and the evolution prefers architectures that it predicts too
         # fast. So the best-ranked ones are measured, in order, until enough keep the limit.
         limit = learned["latency_limit"]
         finalists = measure_archs(ranked, "finalist", *measured, limit, cfg.finalists)
-        best = winner(samples + finalists, limit)
-        losses = [line["scores"]["loss"] for line in finalists]
-        result = {
-            **{key: best[key] for key in ("arch", "score", "scores", "id", "round")},
-            **learned,
-            "latency_tau": repeated,
-            "finalists_measured": len(losses),
-            "finalists": [loss for loss in losses if loss is not None],
-        }
+        result = {**winner(samples + finalists, limit), **learned}
         on_main(ranks, write_json, run.folder / "best.json", result)
         run.finish(result)
         print_summary(run, ranks, cfg)
@@ -1316,26 +1194,14 @@ def search(cfg):
 def print_summary(run, ranks, cfg):
     """Print the result of a search, the quality of the rankers, and the next command."""
     result = run.finished
-    for name, ranker in result["rankers"].items():
-        lost = ", ".join(f"{FEATURES[feature].title} {value:.3f}"
-                         for feature, value in result["importance"][name].items())
-        print0(ranks, f"{name} ranker on {ranker['held_out']} held-out sub-nets: Kendall's tau "
-                      f"{ranker['tau']:.3f}, pair accuracy {ranker['pair_accuracy']:.3f}; "
-                      f"importance: {lost}")
-        if ranker["tau"] < WEAK:
-            print0(ranks, f"warning: the {name} ranker orders held-out sub-nets hardly better than "
-                          "chance; give it more --samples, or the super-net more --steps")
-    if result["latency_tau"] < AGREED:
-        print0(ranks, f"warning: latencies that were measured twice disagree (Kendall's tau "
-                      f"{result['latency_tau']:.3f}); use an idle machine, more --latency_runs, "
-                      "or --cost flops")
-    scores = result["scores"]
-    latency = measured_text(scores["latency"], scores["spread"], cfg, ranks.device)
-    print0(ranks, f"finalists: {len(result['finalists'])} of {result['finalists_measured']} "
-                  "measured keep the limit")
-    print0(ranks, f"{result['architectures']:.4g} architectures, "
-                  f"{result['architectures_pruned']:.4g} after pruning; best ({result['round']}): "
-                  f"loss {scores['loss']:.4f}, latency {latency}, limit "
+    for name, importance in result["importance"].items():
+        lost = ", ".join(f"{feature} {value:.3f}" for feature, value in importance.items())
+        print0(ranks, f"{name} ranker: Kendall's tau {result['tau'][name]:.3f} on held-out "
+                      f"sub-nets; importance: {lost}")
+    searched, pruned = result["architectures"]
+    print0(ranks, f"{searched:.4g} architectures, {pruned:.4g} after pruning; best "
+                  f"({result['round']}): loss {result['scores']['loss']:.4f}, latency "
+                  f"{latency_text(result['scores']['latency'], cfg)}, limit "
                   f"{latency_text(result['latency_limit'], cfg)}\n{result['arch']}")
     # The training uses the same data and shapes, but not the search's own budget.
     run.print_result(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
@@ -1398,7 +1264,7 @@ def causal_linear_attention(q, k, v, cosines):
     sums = F.relu(q) @ F.relu(k).mT * of_distance @ v  # (B, N, C, size, D + 1)
     if chunks > 1:
         state = reweight(k[:, :, :-1], cosines[:-1]).mT @ v[:, :, :-1]
-        state = state.cumsum(2, dtype=wide(state)).to(q.dtype)
+        state = state.cumsum(2, dtype=torch.float32).to(q.dtype)
         before = reweight(q[:, :, 1:], cosines[1:]) @ state
         sums = torch.cat([sums[:, :, :1], sums[:, :, 1:] + before], dim=2)
     sums = sums.view(B, N, -1, D + 1)[:, :, :T]
@@ -1417,7 +1283,7 @@ class CausalAttention(Attention):
             mixed = causal_linear_attention(q, k, v, cosines)
         elif attn_type == "linear":
             new = linear_state(reweight(k, cosines), v)
-            cache[:] = [old + part.to(wide(part)) for old, part in zip(cache or (0, 0, 0), new)]
+            cache[:] = [old + part.float() for old, part in zip(cache or (0, 0, 0), new)]
             mixed = linear_read(reweight(q, cosines), *cache)
         else:
             visible = None
@@ -1496,7 +1362,7 @@ def sinusoids(positions, width):
     """Sines and cosines of positions (T,) -> (T, H)"""
     exponents = torch.arange(0, width, 2, device=positions.device)
     angles = positions[:, None] * torch.exp(exponents * (-math.log(10000.0) / width))
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
 
 
 class Translator(nn.Module):
@@ -1517,10 +1383,7 @@ class Translator(nn.Module):
 
     def embed(self, ids, width, first=0):
         """Embeddings of tokens and of their positions from `first` on. (B, T) -> (B, T, H)"""
-        end = first + ids.shape[1]
-        if end > self.cfg.length:
-            raise UserError(f"--length {self.cfg.length}: an input has {end} tokens; raise it")
-        positions = torch.arange(first, end, device=ids.device)
+        positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
         # D27*: sinusoids are made for the sampled width; HAT slices those of the widest network.
         x = x + sinusoids(positions, width).to(x.dtype)
@@ -1575,11 +1438,11 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
     # D26: a translation has at most 1.5 S + 10 tokens, or `longest`; the paper names no limit.
     limits = (lengths + lengths // 2 + 10).clamp(max=longest)
     with torch.device(source.device):
-        sentences = torch.arange(B)[:, None]
+        first_beams = beam * torch.arange(B)[:, None]  # of each sentence
         barred = torch.tensor([*barred], dtype=torch.long)
         no_end = torch.arange(model.cfg.vocab_size) != eos
         tokens = torch.full((B * beam, 1), bos)
-        history = torch.zeros(B, beam, 0, dtype=torch.long)
+        history = torch.zeros(B * beam, 0, dtype=torch.long)
         sums = torch.full((B, beam), worst)  # log-probabilities of the beams
         sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
         finished = torch.zeros(B, dtype=torch.long)
@@ -1595,26 +1458,24 @@ def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
         if step == 0:
             totals[..., eos] = worst
         sums, flat = totals.flatten(1).topk(2 * beam)  # (B, 2K)
-        parents = flat // totals.shape[-1]
+        beams = first_beams + flat // totals.shape[-1]
         tokens = flat % totals.shape[-1]
         ends = (tokens == eos) & sums.isfinite()
         score, which = sums[:, :beam].masked_fill(~ends[:, :beam], worst).max(1, keepdim=True)
         score = score[:, 0] / (step + 1) ** penalty
-        ids = history[sentences, parents.gather(1, which)][:, 0]  # (B, step)
         better = going & (score > best_scores)
         best_scores = torch.where(better, score, best_scores)
+        ids = history[beams.gather(1, which)[:, 0]]  # (B, step)
         best[:, :step] = torch.where(better[:, None], ids, best[:, :step])
         finished += ends[:, :beam].sum(1)
         going &= ~last & (finished < beam)
         if step % 8 == 7 and not going.any():
             break
         sums, chosen = sums.masked_fill(ends, worst).topk(beam)  # (B, K)
-        parents = parents.gather(1, chosen)
-        tokens = tokens.gather(1, chosen)
-        history = torch.cat([history[sentences, parents], tokens[..., None]], dim=-1)
-        tokens = tokens.view(-1, 1)
-        beams = (parents + beam * sentences).flatten()
-        caches = [[part.index_select(0, beams) for part in cache] for cache in caches]
+        beams = beams.gather(1, chosen).flatten()
+        tokens = tokens.gather(1, chosen).view(-1, 1)
+        history = torch.cat([history[beams], tokens], dim=1)
+        caches = [[part[beams] for part in cache] for cache in caches]
     best = [ids[:ids.index(eos)] for ids in best.tolist()]
     return [*zip(best, best_scores.tolist())]
 
@@ -1630,22 +1491,21 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         seed_everything, set_accumulate, stopping, training_cost)
     from data.cifar10 import Pictures
     from data.inputs import keep_vocabulary, open_run
-    from data.translation import Translations, corpus_bleu, repeated_words
+    from data.translation import Translations, corpus_bleu
 else:
     UserError = ValueError
 
 
 def open_data(cfg, action, ranks):
     """(RunFolder, Pictures or Translations)."""
-    images = cfg.task == "cifar10"
-    names = ("cifar10",) if images else ("train_text", "valid_text", "test_text")
+    names = DATA[cfg.task]
     if action == "evaluate":
         names = names[-1:]
     given = [name for name in names if getattr(cfg, name)]
     run, _ = open_run(cfg, action, ranks, *(given or names))
-    reader = Pictures if images else Translations
+    reader = Pictures if cfg.task == "cifar10" else Translations
     data = reader(cfg, ranks, run.folder, action != "evaluate")
-    if not images:
+    if cfg.task == "wmt14":
         on_main(ranks, keep_vocabulary, run, data.tokenizer)
     if action == "search" and not data.set_aside:
         raise UserError("--held_out: a search needs examples for its losses")
@@ -1670,32 +1530,23 @@ def held_out_loss(model, data, cfg, arch=None):
 
 @torch.no_grad()
 def evaluate_images(model, data, ranks):
-    """({"accuracy": fraction, ...}, predicted classes) of the test images. The processes share the
+    """(accuracy in percent, predicted classes) of the test images. The processes share the
     batches."""
-    own = []
-    for images, labels in itertools.islice(data.test_batches(), ranks.rank, None, ranks.size):
-        own.append(torch.stack([model(images).argmax(1), labels]).cpu())
+    batches = itertools.islice(data.test_batches(), ranks.rank, None, ranks.size)
+    own = [torch.stack([model(images).argmax(1), labels]).cpu() for images, labels in batches]
     classes, labels = torch.cat(gather_in_turn(ranks, own), dim=1)
-    return {
-        "accuracy": (classes == labels).double().mean().item(),
-        "examples": len(labels),
-        "majority_baseline": labels.bincount().max().item() / len(labels),
-    }, classes.tolist()
+    return (classes == labels).double().mean().item(), classes.tolist()
 
 
 def evaluate_translations(model, data, cfg):
-    """({"bleu": percent, ...}, translations) of the test text."""
+    """(BLEU in percent, translations) of the test text."""
     ids = data.tokenizer
     sources, references = data.test_lines()
     translations = data.translate(sources, functools.partial(
         beam_search, model, longest=cfg.length - 1, bos=ids.bos_id, eos=ids.eos_id,
         barred=(ids.pad_id, ids.bos_id), beam=cfg.beam))
     # D29: BLEU is of plain text in 13a tokens; the paper names no tokenization.
-    return {
-        "bleu": corpus_bleu(translations, references),
-        "examples": len(translations),
-        "repeated_words": repeated_words(translations),  # Sec. 8: linear decoders produce them
-    }, translations
+    return corpus_bleu(translations, references), translations
 
 
 def train_step(network, model, optimizer, batches, cfg, ranks, step, arch=None):
