@@ -105,9 +105,9 @@ class Config:
     clip: float = 10.0  # largest norm of the gradients of a step; 0: no limit
     save_every: int = 1000  # steps between checkpoints [>= 1]
     save_minutes: float = 0  # minutes between additional checkpoints; 0: none
-    # D20*: crop, flip, rotation, shear, shift, colours and erasing, as strong as in the released
-    # code, whose RandAugment has more operations. The paper mentions no augmentation.
-    augment: tuple[float, ...] = (0.08, 9.0, 0.4, 0.25)  # crop, strength, jitter, erasing
+    # D20*: crop, flip, rotation, shear, shift and erasing, as strong as in the released code, whose
+    # RandAugment has more operations, of colours too. The paper mentions no augmentation.
+    augment: tuple[float, ...] = (0.08, 0.9, 0.25)  # crop, strength of the others, erasing
     # search
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
@@ -172,7 +172,7 @@ IMAGE_PRESETS = {  # a sub-dictionary holds for one action
         ffn=(64, 96, 128),
         heads=(2, 3, 4),
         accumulate=2,
-        augment=(0.7, 0.0, 0.0, 0.0),
+        augment=(0.7, 0.0, 0.0),
         warmup=1 / 8,
         steps=400,
         save_every=4,
@@ -183,7 +183,7 @@ IMAGE_PRESETS = {  # a sub-dictionary holds for one action
         hidden=(48, 64, 80),
         ffn=(96, 128, 192, 224, 256),
         heads=(3, 4, 5),
-        augment=(0.5, 0.0, 0.0, 0.0),
+        augment=(0.5, 0.0, 0.0),
         warmup=1 / 12,
         steps=600,
         save_every=6),
@@ -1105,12 +1105,12 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
 
 def draw_samples(space, cfg):
     """Different architectures for the rankers."""
-    wanted = min(cfg.samples, space_size(space))
     archs = {}
-    for number in itertools.count():
-        if len(archs) == wanted:
-            return [*archs]
-        archs[sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))] = None
+    numbers = itertools.count()
+    while len(archs) < min(cfg.samples, space_size(space)):
+        rng = random.Random(f"{cfg.seed} sample {next(numbers)}")
+        archs[sample_arch(space, rng)] = None
+    return [*archs]
 
 
 def winner(history, limit):
@@ -1614,7 +1614,6 @@ def train(cfg):
         if not run.finished:
             seed_everything(cfg.seed, "weights")
             model = model or make_model(arch, cfg)
-            print0(ranks, cfg.arch)
             train_network(model.to(ranks.device), data, cfg, ranks, run)
             run.finish({"arch": cfg.arch})
         run.print_result(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder)
