@@ -14,7 +14,6 @@ import functools
 import math
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import torch
