@@ -104,14 +104,15 @@ def test_linear_attention_is_equation_3_for_batches_with_padding():
         assert x.grad[1, :, 7:].abs().max() == 0
 
 
+@pytest.mark.parametrize("scale", [1, 1e-7])  # so small that the floor holds (D30)
 @pytest.mark.parametrize("tokens", [1, 70, 130, 300])
-def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens):
+def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens, scale):
     q, k, v = random_heads(2, 2, tokens, 4)
     cosines = mf.cosines_at(torch.arange(tokens), 400)
-    result = mf.causal_linear_attention(q, k, v, cosines)
+    result = mf.causal_linear_attention(scale * q, k, v, cosines)
     visible = torch.ones(tokens, tokens).tril()
-    expected = quadratic(q, k, v, 400, visible)
-    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+    expected = quadratic(scale * q, k, v, 400, visible)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5 * scale ** 0.5)
 
 
 def test_cross_attention_takes_the_length_of_the_source():
@@ -662,21 +663,6 @@ def test_a_training_ends_with_the_average_of_the_last_saves(tmp_path, monkeypatc
     *_, fifth, seventh, final = saved
     for name, value in final.items():
         torch.testing.assert_close(value, (fifth[name] + seventh[name]) / 2)
-
-
-@pytest.mark.parametrize("tokens", [32, 1024])
-@pytest.mark.parametrize("attend, most", [
-    (mf.linear_attention, 5000),
-    (mf.causal_linear_attention, 50000),
-])
-def test_the_gradients_of_a_tiny_query_are_bounded_for_any_length(attend, most, tokens):
-    """D30. With 1e-3 as least denominator they are 88,000 to 365,000."""
-    torch.manual_seed(0)
-    q, k, v = random_heads(1, 1, tokens, 64)
-    q = (1e-7 * torch.rand_like(q)).requires_grad_()
-    cosines = mf.cosines_at(torch.arange(tokens), tokens)
-    attend(q, k, v, cosines).sum().backward()
-    assert 0 < q.grad.abs().max() < most
 
 
 def test_a_diverged_subnet_has_the_worst_loss():
