@@ -604,21 +604,16 @@ class Predictor:
         return (self.costs(archs) @ self.weights).tolist()
 
     def fit(self, archs, milliseconds):
-        """Learn weights, none negative, by least squares of the relative errors. Returns itself."""
+        """Learn weights, none negative, by least squares of the relative errors, with the
+        multiplicative updates of Lee and Seung (2001). Returns itself."""
         examples = self.costs(archs) / torch.tensor(milliseconds).double()[:, None]
         scale = examples.norm(dim=0)
-        ridge = 1e-3 * torch.eye(len(scale))  # similar costs get similar weights
-        examples = torch.cat([examples / scale, ridge])
-        goal = torch.zeros(len(examples), 1).double()
-        goal[:len(archs)] = 1  # examples @ weights = 1 is exact
-        weights = torch.zeros_like(scale)
-        kept = weights == 0
-        while True:
-            weights[kept] = torch.linalg.lstsq(examples[:, kept], goal).solution[:, 0]
-            if (weights >= 0).all():
-                break
-            kept &= weights > weights.min()  # again without the most negative one
-            weights[~kept] = 0
+        examples /= scale
+        products = examples.T @ examples
+        goal = examples.sum(0)  # examples @ weights = 1 is exact
+        weights = torch.ones_like(scale)
+        for _ in range(10_000):
+            weights *= goal / (products @ weights)
         self.weights = weights / scale
         return self
 
@@ -1197,16 +1192,16 @@ def measure_latencies(cfg, path):
 
 
 def learn_latency(cfg, run):
-    """Phase 2: (Predictor, limit in milliseconds). The Predictor is fitted to four fifths of the
-    architectures; the others show its error. Raises UserError where nothing meets the limit."""
+    """Phase 2: (Predictor, limit in milliseconds). The last fifth of the architectures shows its
+    error. Raises UserError where nothing meets the limit."""
     times = measure_latencies(cfg, run.folder / "latency.json")
     limit = times.pop(cfg.reference) / cfg.speedup
-    known = {parse_arch(text): times[text] for text in sorted(times)}
-    archs = list(known)
-    unseen = archs[::5]
-    seen = [arch for arch in archs if arch not in unseen] or unseen
-    predict = Predictor(cfg.latency_length).fit(seen, [known[arch] for arch in seen])
-    errors = [abs(guess / known[arch] - 1) for arch, guess in zip(unseen, predict(unseen))]
+    archs = list(map(parse_arch, times))
+    milliseconds = list(times.values())
+    unseen = math.ceil(len(archs) / 5)
+    predict = Predictor(cfg.latency_length).fit(archs[:-unseen], milliseconds[:-unseen])
+    errors = [abs(guess / time - 1)
+              for guess, time in zip(predict(archs[-unseen:]), milliseconds[-unseen:])]
     smallest = smallest_arch(search_space(cfg))
     fastest, = predict([smallest])
     if fastest > limit:
