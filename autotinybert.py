@@ -430,15 +430,12 @@ class TaskModel(nn.Module):
         return F.cross_entropy(logits, batch["labels"])
 
 
-def parameters(arch, vocab_size, positions=512):
+def parameters(arch, vocab_size):
     """{part: parameters} of an encoder."""
     with torch.device("meta"):
-        encoder = Encoder(arch, vocab_size, positions=positions)
-    counts = {"embeddings": 0, "layers": 0, "pooler": 0}
-    for name, value in encoder.named_parameters():
-        part = name.split(".")[0]
-        counts[part if part in counts else "embeddings"] += value.numel()
-    return counts
+        encoder = Encoder(arch, vocab_size)
+    return {name: sum(value.numel() for value in part.parameters())
+            for name, part in encoder.named_children()}
 
 # --- supernet -------------
 
@@ -958,7 +955,7 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
             if not math.isfinite(norm.item() + dev.get("loss", 0.0)):
                 raise Diverged(f"{name}: gradient norm {norm.item():.4g} at step {done}")
             run.log(name, done, loss=loss, lr=lr, tokens_per_second=speed, dev=dev)
-            bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
+            bar.set_postfix(loss=f"{loss:.3f}")
             if cfg.dry_run:
                 flops = step_flops(cfg, model.encoder.arch, phase == "superplm") / cfg.length
                 print_device_use(ranks, speed, flops)
@@ -1248,7 +1245,6 @@ def time_finalist(line, cfg):
     milliseconds = statistics.median(times[line["arch"]])
     return {
         "arch": line["arch"],
-        "one_shot": line["score"],
         "milliseconds": milliseconds,
         "reference_milliseconds": reference,
         "speedup": reference / milliseconds,
@@ -1293,10 +1289,6 @@ def train_winners(superplm, finalists, data, cfg, run):
     return best
 
 
-# the file that a phase alone makes
-MADE = {"superplm": "superplm/checkpoint.pt", "latency": "latency.json"}
-
-
 def search(cfg, phase="search"):
     """All four phases, in one run folder, or phase "superplm" or "latency" alone."""
     with launch(cfg.device, cfg.dtype) as ranks:
@@ -1308,8 +1300,8 @@ def search(cfg, phase="search"):
             if phase != "latency":
                 superplm = train_superplm(data, cfg, run, phase)
             if phase != "search":
-                return run.print_result(
-                    cfg, MADE[phase], "--search", same=sorted(cfg.given - {"restart"}))
+                made = {"superplm": "superplm/checkpoint.pt", "latency": "latency.json"}
+                return run.print_result(cfg, made[phase])
             history = evolve(superplm, predict, limit, data, cfg, run)
             finalists = on_main(ranks, confirm, history, cfg, run)
             best = train_winners(superplm, finalists, data, cfg, run)
@@ -1398,7 +1390,7 @@ def step_flops(cfg, arch, one_shot):
 
 
 def describe(cfg):
-    """Print one JSON object on --arch or the SuperPLM, and on its training."""
+    """Print one JSON object on --arch or the SuperPLM (of --init), and on its training."""
     arch = parse_arch(cfg.arch or cfg.largest)
     parts = parameters(arch, cfg.vocab_size)
     count = sum(parts.values())
@@ -1463,22 +1455,20 @@ def read_arch(text, source):
 def check(cfg, action):
     """Set the settings that follow from the flags. Raises UserError where flags contradict each
     other."""
-    if cfg.init and action in ("search", "latency"):
+    if cfg.init and action in ("search", "latency", "describe"):
         # Sec. 3.4: only Alg. 1 makes a SuperPLM
         cfg.init = str(hf_models.model_folder(cfg.init, "superplm"))
         record = read_json(Path(cfg.init, "config.json"), dict)
         if record.get("action") != "superplm":
             raise UserError(f"{cfg.init}: not a SuperPLM, since its sub-models were never trained; "
                             f"make one with --superplm --init {cfg.init}")
-        names = "largest", "smallest", "setting", "variant"
-        take_settings(cfg, record["settings"], cfg.init, names)
+        take_settings(cfg, record["settings"], cfg.init,
+                      ("largest", "smallest", "setting", "variant", "vocab_size"))
     distills = cfg.setting == "distill"
     trains = action in ("search", "superplm", "further_train")
     mistakes = {
         f"--arch {cfg.arch}: --{action} takes none":
             cfg.arch and action in (*PHASES, "predict"),
-        "--describe reads no weights: give --arch instead of --init":
-            action == "describe" and cfg.init,
         f"--{action} needs weights: give a folder with --init (or train --arch from scratch)":
             not cfg.init and (action in ("finetune", "predict", "export")
                               or action == "further_train" and not cfg.arch),

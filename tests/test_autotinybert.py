@@ -2,7 +2,6 @@
 folders, and whole runs on tiny data."""
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import random
@@ -18,12 +17,11 @@ from small_runs import SEARCHES
 
 import autotinybert as atb
 from common import distributed
-from common.checkpoint import keep_model, load_file, read_json, read_jsonl, release_locks
+from common.checkpoint import keep_model, load_file, read_json, release_locks
 from common.cli import UserError
 from common.tokenization import WordPieceTokenizer
-from data import hf_models
 
-BASE = atb.Config(preset="base")
+BASE = atb.Config()
 TINY = atb.Config(
     largest="3-24-40-4-24",
     smallest="1-8-8-1-8",
@@ -41,10 +39,10 @@ HERE = distributed.Ranks(0, 1, CPU)
 close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
-def tiny_model(fit=0, seed=0, vocab_size=50):
+def tiny_model(fit=0, seed=0):
     """A small SuperPLM whose biases and LayerNorms are random too."""
     torch.manual_seed(seed)
-    model = atb.LanguageModel(atb.parse_arch(TINY.largest), vocab_size, 0.0, fit)
+    model = atb.LanguageModel(atb.parse_arch(TINY.largest), 50, 0.0, fit)
     with torch.no_grad():
         for value in model.parameters():
             value.normal_(std=0.3)
@@ -70,12 +68,10 @@ def test_the_space_is_that_of_table_b1(setting, size):
     cfg = dataclasses.replace(BASE, setting=setting)
     space = atb.search_space(cfg)
     assert math.prod(map(len, space.values())) == size
-    assert space["layers"] == range(1, 9)
-    assert space["hidden"] == range(128, 769, 4)
-    assert space["ffn"] == range(128, 3073, 4)
     rng = random.Random(0)
     for arch in [atb.sample_arch(space, rng) for _ in range(1000)]:
         assert arch.qkv == 64 * arch.heads if setting == "mlm" else arch.heads == 12
+        assert arch.hidden % 4 == arch.ffn % 4 == 0
         assert atb.why_outside(arch, atb.parse_arch(cfg.largest)) is None
 
 
@@ -84,11 +80,10 @@ def test_mutation_stays_in_the_space_and_reaches_every_variable(cfg):
     space = atb.search_space(cfg)
     rng = random.Random(0)
     start = atb.sample_arch(space, rng)
-    children = [atb.mutate(start, space, rng) for _ in range(300)]
-    assert start not in children
+    children = [atb.mutate(start, space, rng).genes for _ in range(300)]
+    assert start.genes not in children
     for name, choices in space.items():
-        reached = {child.genes[name] for child in children}
-        assert {start.genes[name]} < reached <= {*choices}
+        assert {start.genes[name]} < {child[name] for child in children} <= {*choices}
 
 
 @pytest.mark.parametrize("text, millions", [
@@ -114,15 +109,10 @@ def test_flops_of_bert_base():
 
 # --- extraction -----------
 
-CASES = [
-    ("ebl", atb.parse_arch("2-11-13-3-15")),
-    ("ebl", atb.parse_arch("3-24-40-4-24")),
-    ("ebl", atb.parse_arch("1-1-1-1-1")),
-    ("ils", atb.parse_arch("3-23-39-2-24")),
-]
-for base, variant_ in itertools.product((TINY, DISTILL), atb.VARIANTS):
-    drawn_from = dataclasses.replace(base, variant=variant_)
-    CASES.append((variant_, atb.draw_archs(drawn_from, 0, 0)[0]))
+CASES = [("ebl", atb.parse_arch(text)) for text in ("2-11-13-3-15", "3-24-40-4-24")]
+for base in (TINY, DISTILL):
+    for each in atb.VARIANTS:
+        CASES.append((each, atb.draw_archs(dataclasses.replace(base, variant=each), 0, 0)[0]))
 
 
 @pytest.mark.parametrize("variant, arch", CASES, ids=str)
@@ -165,7 +155,6 @@ def test_figure_3(heads, width, rows):
 
 
 @pytest.mark.parametrize("text, variant, reason", [
-    ("3-28-40-4-24", "ebl", "hidden"),
     ("3-24-40-2-24", "ebl", "width of a head"),
     ("3-24-40-2-12", "ils", "all of qkv 24"),
 ])
@@ -267,7 +256,6 @@ def test_predictors_learn_a_machine():
     unseen = archs[240:]
     learnt = atb.Predictor(128).fit(archs[:240], predict(archs[:240]))
     assert learnt(unseen) == pytest.approx(predict(unseen), rel=0.05)
-    assert learnt([atb.smallest_arch(space)])[0] > 0
     assert (learnt.weights >= 0).all()
 
 
@@ -377,9 +365,6 @@ def test_hugging_face_models_are_read(kind, width, tmp_path, words):
     close(states[real], expected.hidden_states[-1][real])
     if kind == "bert":
         close(opened(tmp_path, words).eval()(*batch, POSITIONS), at_positions(expected.logits))
-    if width == 16:
-        with pytest.raises(UserError, match="weight is"):
-            opened(tmp_path, words)
 
 
 @pytest.mark.peers
@@ -421,10 +406,6 @@ def flags(ready):
     return shlex.split(filled(f"{search} {few}", **ready))
 
 
-def weights_of(folder):
-    return load_file(folder / "checkpoint.pt")["owned"]["model"]
-
-
 @pytest.fixture
 def measured(monkeypatch):
     """The architectures that are measured, by pretended_latency."""
@@ -458,7 +439,8 @@ def test_a_training_continues_with_another_number_of_processes(ready, tmp_path, 
     subprocess.run(
         [*launch, "autotinybert.py", *command, tmp_path / "killed"], cwd=ROOT, check=True)
     assert '"event": "resumed"' in (tmp_path / "killed" / "log.jsonl").read_text()
-    one, two = [weights_of(tmp_path / name / "model") for name in ("whole", "killed")]
+    one, two = [load_file(tmp_path / name / "model/checkpoint.pt")["owned"]["model"]
+                for name in ("whole", "killed")]
     torch.testing.assert_close(one, two)
 
 
@@ -474,60 +456,36 @@ def whole(flags, tmp_path_factory):
 
 
 @pytest.mark.parametrize("phases", [("latency", "superplm"), ("superplm", "latency")])
-def test_phases_alone_are_the_whole_search(phases, flags, whole, tmp_path, capsys, measured):
-    """Each phase prints the command that continues in its folder."""
-    for phase in phases:
+def test_phases_alone_are_the_whole_search(phases, flags, whole, tmp_path, measured):
+    for phase in (*phases, "search"):
         run_here(f"--{phase}", *flags, "--out", tmp_path)
-    printed = capsys.readouterr().out
-    run_here(*shlex.split(printed.rpartition("next: python autotinybert.py ")[2]))
     best, expected = [read_json(folder / "best.json") for folder in (tmp_path, whole)]
     assert best["arch"] == expected["arch"]
     assert best["scores"] == pytest.approx(expected["scores"])
 
 
 def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
-    cfg = dataclasses.replace(
-        TINY,
-        glue=str(ready["glue"]),
-        tokenizer=str(whole),
-        out=str(tmp_path),
-        finetune_length=32,
-    )
+    paths = {"glue": ready["glue"], "tokenizer": whole, "out": tmp_path}
+    cfg = dataclasses.replace(TINY, **{name: str(path) for name, path in paths.items()})
     _, data = atb.open_data(cfg, "search", HERE, tasks="MNLI")
     assert data.tasks["MNLI"].splits.keys() == {"train", "dev"}
-
-
-def test_a_search_keeps_the_limit(whole):
-    best = read_json(whole / "best.json")
-    assert len(read_jsonl(whole / "history.jsonl")) == 6
-    assert best["speedup"] >= 2
-    assert best["milliseconds"] == pretended_latency(atb.parse_arch(best["arch"]))
-
-
-def test_parts_of_a_finished_search_come_from_its_superplm(whole, tmp_path):
-    superplm = atb.LanguageModel(atb.parse_arch("2-24-40-4-24"), 300)
-    superplm.load_state_dict(weights_of(whole / "superplm"))
-    run_here("--export", tmp_path / "part", "--init", whole, "--arch", "1-8-8-1-6")
-    part = atb.extract(superplm, atb.parse_arch("1-8-8-1-6")).state_dict()
-    exported = hf_models.read_bert(tmp_path / "part", 1)
-    assert all(torch.equal(exported[name], value) for name, value in part.items())
 
 
 def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_path, measured):
     more = ["--init", whole, "--speedup", "3", "--strategy", "fast"]
     run_here("--search", *flags, *more, "--out", tmp_path)
-    assert read_json(tmp_path / "best.json")["speedup"] >= 3
+    best = read_json(tmp_path / "best.json")
+    assert best["speedup"] >= 3
+    assert best["milliseconds"] == pretended_latency(atb.parse_arch(best["arch"]))
     assert not (tmp_path / "superplm").exists()
 
 
-@pytest.mark.parametrize("phase, init, passes", [
-    ("superplm", "", 5), ("further_train", "run", 5), ("further_train", "", 10)])
-def test_zero_steps_are_the_papers_passes_over_the_corpus(phase, init, passes):
-    """Sec. 4.1; 10 from scratch."""
-    arch = "" if phase == "superplm" else "1-8-8-1-8"
+def test_zero_steps_are_the_papers_passes_over_the_corpus():
+    """Sec. 4.1: 5, and 10 from scratch."""
     data = atb.Data(CPU, train=types.SimpleNamespace(slots=lambda length: 16 * length))
-    cfg = dataclasses.replace(TINY, arch=arch, init=init)
-    assert atb.steps_of(cfg, data, phase) == 26 * passes
+    scratch = dataclasses.replace(TINY, arch="1-8-8-1-8")  # 26 steps a pass
+    assert atb.steps_of(TINY, data, "superplm") == 130
+    assert atb.steps_of(scratch, data, "further_train") == 260
 
 
 def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, measured):
@@ -539,17 +497,18 @@ def test_an_impossible_limit_ends_before_any_training(flags, tmp_path, measured)
     assert not (tmp_path / "superplm").exists()
 
 
-def test_describe(flags, capsys):
-    run_here("--describe", *flags, "--arch", "2-12-16-2-12")
+def test_describe(flags, whole, capsys):
+    """An architecture, with the vocabulary of the SuperPLM."""
+    run_here("--describe", "--init", whole, "--arch", "2-12-16-2-12")
     described = json.loads(capsys.readouterr().out)
     count = sum(atb.parameters(atb.parse_arch("2-12-16-2-12"), 300).values())
     assert described["parameters"] == sum(described["parts"].values()) == count
-    assert described["days"]
 
 
 def test_a_fine_tuning_scores_tasks_and_masked_words(flags, whole, tmp_path):
-    run_here("--finetune", "SST-2,MLM-saved", *flags, "--init", whole, "--out", tmp_path)
+    """Of a part of the SuperPLM of a finished search."""
+    run_here("--finetune", "SST-2,MLM-saved", *flags, "--init", whole, "--arch", "1-8-8-1-6",
+             "--out", tmp_path)
     result = read_json(tmp_path / "done.json")
-    assert (tmp_path / "SST-2" / "checkpoint.pt").exists()
-    assert result["tasks"]["SST-2"]["n"] == 1
+    assert read_json(tmp_path / "SST-2" / "config.json")["settings"]["arch"] == "1-8-8-1-6"
     assert result["mlm"]["main"] == pytest.approx(1 - result["mlm"]["loss"] / math.log(300))
