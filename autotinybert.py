@@ -113,7 +113,7 @@ class Config:
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random, or Sec. 4.4
     population: int = 25  # architectures of a generation, S of Alg. 2 [1, 1000000]
     generations: int = 4  # T of Alg. 2, with the first one [>= 1]
-    winners: int = 3  # trained further, Sec. 4.1; of fast 1, Table 5 [>= 1]
+    winners: int | None = None  # trained further; default: 3, Sec. 4.1, for fast 1 [>= 1]
 
 
 MUTATION = 0.5  # p_m of Alg. 2
@@ -1256,7 +1256,7 @@ def confirm(history, cfg, run):
     --winners. Raises UserError where there is none."""
     # D4: the evolution checks the limit by predictions alone; here the winners are measured
     path = run.folder / "finalists.json"
-    winners = 1 if cfg.strategy == "fast" else cfg.winners  # Table 5
+    winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
     if not path.exists():
         ranked = sorted(history, key=score_of, reverse=True)
         measured = (time_finalist(line, cfg) for line in ranked if not line["diverged"])
