@@ -25,7 +25,6 @@ import functools
 import itertools
 import json
 import math
-import os
 import random
 import re
 import statistics
@@ -33,9 +32,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Literal
-
-if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
-    print("importing torch ...", file=sys.stderr)  # takes seconds
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +51,7 @@ class Config:
     models = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
     # --restart deletes these and common.checkpoint.WRITES
     writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.json",
-              "predictor.pt*", "finalists.json", "SQuAD1.1", "SST-2", "MNLI", "MRPC",
+              "finalists.json", "SQuAD1.1", "SST-2", "MNLI", "MRPC",
               "CoLA", "QNLI", "QQP", "STS-B", "RTE", "WNLI")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
@@ -102,10 +98,8 @@ class Config:
     finetune_epochs: int | None = None  # passes over the task [>= 1]
     finetune_batch: int | None = None  # examples a step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
-    finetune_warmup: float = 0.1  # fraction of the steps [0, 1]
     finetune_length: int | None = None  # tokens an example; default: 128, for SQuAD 384 [8, 512]
     runs: int = 1  # fine-tunings with other seeds in --finetune [>= 1]
-    grid: bool = False  # tune GLUE tasks with each learning rate, epochs of Sec. 4.1; keep the best
     # latency
     speedup: float = 7.2  # over --reference, Table 1 [> 0]
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
@@ -436,15 +430,12 @@ class TaskModel(nn.Module):
         return F.cross_entropy(logits, batch["labels"])
 
 
-def parameters(arch, vocab_size, positions=512):
+def parameters(arch, vocab_size):
     """{part: parameters} of an encoder."""
     with torch.device("meta"):
-        encoder = Encoder(arch, vocab_size, positions=positions)
-    counts = {"embeddings": 0, "layers": 0, "pooler": 0}
-    for name, value in encoder.named_parameters():
-        part = name.split(".")[0]
-        counts[part if part in counts else "embeddings"] += value.numel()
-    return counts
+        encoder = Encoder(arch, vocab_size)
+    return {name: sum(value.numel() for value in part.parameters())
+            for name, part in encoder.named_children()}
 
 # --- supernet -------------
 
@@ -558,13 +549,6 @@ def make_optimizer(model, weight_decay):
 # --- search ---------------
 
 
-def latency_clock(cfg):
-    """The kind of seconds that are measured."""
-    # D7: CPU seconds of a single CPU thread, which other processes do not lengthen; the paper
-    # speaks of inference time, and its code reads the wall clock
-    return "CPU" if (cfg.latency_device, cfg.latency_threads) == ("cpu", 1) else "wall"
-
-
 @torch.no_grad()
 def time_model(arch, cfg):
     """Milliseconds of encoder and pooler on the target device, with random weights: the mean of the
@@ -573,9 +557,12 @@ def time_model(arch, cfg):
     # released code averages all passes but the first of ten, and the paper does not say
     device = torch.device(cfg.latency_device)
     with device:
-        encoder = Encoder(arch, 64, positions=max(512, cfg.latency_length)).eval()
+        encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
         ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
-    clock = time.process_time if latency_clock(cfg) == "CPU" else time.perf_counter
+    # D7: CPU seconds of a single CPU thread, which other processes do not lengthen; the paper
+    # speaks of inference time, and its code reads the wall clock
+    single = device.type == "cpu" and cfg.latency_threads == 1
+    clock = time.process_time if single else time.perf_counter
     threads = torch.get_num_threads()
     torch.set_num_threads(cfg.latency_threads)
     times = []
@@ -595,9 +582,8 @@ class Predictor:
     # D5: hundreds of measurements and least squares over a Transformer's costs; the paper has 10k
     # and a feed-forward network
 
-    def __init__(self, tokens, weights=None):
+    def __init__(self, tokens):
         self.tokens = tokens
-        self.weights = weights
 
     def costs(self, archs):
         """(n, 11) costs of a token. Of each layer: projections, attention, feed-forward, softmax,
@@ -615,24 +601,17 @@ class Predictor:
         return (self.costs(archs) @ self.weights).tolist()
 
     def fit(self, archs, milliseconds):
-        """Learn weights, none negative, by least squares of the relative errors. Returns itself."""
+        """Learn weights, none negative, by least squares of the relative errors, with the
+        multiplicative updates of Lee and Seung (2001). Returns itself."""
         examples = self.costs(archs) / torch.tensor(milliseconds).double()[:, None]
         scale = examples.norm(dim=0)
-        ridge = 1e-3 * torch.eye(len(scale))  # similar costs get similar weights
-        examples = torch.cat([examples / scale, ridge])
-        goal = torch.zeros(len(examples), 1).double()
-        goal[:len(archs)] = 1  # examples @ weights = 1 is exact
-        weights = torch.zeros_like(scale)
-        kept = weights == 0
-        while True:
-            weights[kept] = torch.linalg.lstsq(examples[:, kept], goal).solution[:, 0]
-            if (weights >= 0).all():
-                break
-            kept &= weights > weights.min()  # again without the most negative one
-            weights[~kept] = 0
-        # the last bits of a fit vary from run to run, and a search is to be the same
-        rounded = [float(f"{weight:.9g}") for weight in (weights / scale).tolist()]
-        self.weights = torch.tensor(rounded).double()
+        examples /= scale
+        products = examples.T @ examples
+        goal = examples.sum(0)  # examples @ weights = 1 is exact
+        weights = torch.ones_like(scale)
+        for _ in range(10_000):
+            weights *= goal / (products @ weights)
+        self.weights = weights / scale
         return self
 
 
@@ -677,25 +656,13 @@ def roulette(lines, rng):
     return rng.choices(lines, [score - worst + offset for score in scores])[0]
 
 
-def smaller_arch(arch, space, rng):
-    """The architecture with one variable drawn again, from its smaller choices."""
-    genes = arch.genes
-    name = rng.choice([name for name, choices in space.items() if genes[name] != choices[0]])
-    choices = list(space[name])
-    genes[name] = rng.choice(choices[:choices.index(genes[name])])
-    return make_arch(**genes)
-
-
 def propose(history, number, cfg, predict, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
-    history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score" and what
-    judge() returns; id, round, arch, score and diverged are read. The smallest architecture must be
-    within the limit.
+    history: dicts of "id", "round", "arch" (text), "score" and "diverged".
     """
     # D3: all proposals are new and predicted within the limit, and there are fewer than S where
-    # 20 S turns give no more; as printed, Alg. 2 can propose one twice, or one that is too slow.
-    # If 100 random architectures are all too slow, variables of the last one are made smaller
+    # 20 S turns give no more; as printed, Alg. 2 can propose one twice, or one that is too slow
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
@@ -714,13 +681,10 @@ def propose(history, number, cfg, predict, limit):
             proposals.append((parent, arch))
 
     def draw():
-        """A random architecture within the limit."""
+        """A random architecture, within the limit if DRAWS of them have one."""
         archs = [sample_arch(space, rng) for _ in range(DRAWS)]
         within = [arch for arch, time in zip(archs, predict(archs)) if time <= limit]
-        arch = (within or archs)[-1]
-        while predict([arch])[0] > limit:
-            arch = smaller_arch(arch, space, rng)
-        return arch
+        return (within or archs)[-1]
 
     for _ in range(20 * cfg.population):
         if len(proposals) == cfg.population:  # Alg. 2, line 5
@@ -792,15 +756,15 @@ if (Path(__file__).parent / "common").is_dir():
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
     from common.checkpoint import (
-        Checkpoint, environment, keep_model, load_file, read_json, save_file, share_out,
-        take_settings, write_atomic, write_json)
+        Checkpoint, keep_model, load_file, read_json, share_out, take_settings, write_atomic,
+        write_json)
     from common.distributed import (
         Pace, autocast, average_gradients, launch, layer_activations, move, on_main, per_second,
-        pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
+        prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
         seed_of, send, set_accumulate, training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
-        predict, print_summary, run_jobs, summarise)
+        percent, predict, print_summary, run_jobs, summarise)
     from common.tokenization import load_tokenizer
     from data import corpus, hf_models
     from data.inputs import Data, check_vocabulary, open_run, words_after_training
@@ -860,8 +824,8 @@ def make_objective(data, cfg, batch):
 
 
 @torch.no_grad()
-def held_out_losses(model, data, cfg, examples=256, largest_batch=256):
-    """[the loss of each batch] of so many held-out sequences, the same for all models."""
+def held_out_loss(model, data, cfg, examples=256, largest_batch=256):
+    """The mean loss of so many held-out sequences, the same for all models."""
     model.eval()
     size = min(largest_batch, cfg.batch)
     examples = size * math.ceil(examples / size)
@@ -872,20 +836,16 @@ def held_out_losses(model, data, cfg, examples=256, largest_batch=256):
         batch = make_batch(columns, chosen, data, cfg, "held out", "mask", first)
         losses.append(make_objective(data, cfg, batch)(model))
     model.train()
-    return torch.stack(losses).tolist()  # the only wait for a GPU
+    return statistics.fmean(torch.stack(losses).tolist())  # the only wait for a GPU
 
 
 def score_mlm(model, data, cfg):
-    """The task "MLM-saved": {"main": 1 - loss / ln V on held-out text, "loss", "standard_error" of
-    main over batches}. Raises Diverged."""
+    """The task "MLM-saved": {"main": 1 - loss / ln V on held-out text, "loss"}. Raises Diverged."""
     # D12: masked words as a proxy task; after minutes of pre-training SQuAD and MNLI show nothing
-    losses = held_out_losses(model.to(data.device), data, cfg, 1024, 64)
-    loss = statistics.fmean(losses)
+    loss = held_out_loss(model.to(data.device), data, cfg, 1024, 64)
     if not math.isfinite(loss):
         raise Diverged("MLM-saved: the loss is NaN or infinite")
-    uniform = math.log(data.tokenizer.vocab_size)  # the loss of a uniform guess
-    return {"main": 1 - loss / uniform, "loss": loss,
-            "standard_error": statistics.stdev(losses) / len(losses) ** 0.5 / uniform}
+    return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
 
 
 def train_step(optimizer, batches, networks, data, cfg, ranks, *key):
@@ -944,6 +904,12 @@ def training_batches(data, cfg, phase, numbers, steps):
         yield batches
 
 
+def keep(folder, action, model, data, cfg, **more):
+    """Keep a trained model in a folder that --init reads."""
+    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), **more)
+    keep_model(folder, action, settings, data.tokenizer, model=model)
+
+
 def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
     """Train a model on text, in place, and keep it in a folder. A model that is there is loaded.
 
@@ -954,8 +920,8 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
     ranks = run.ranks
     name = folder.name
     optimizer = make_optimizer(model.to(data.device), cfg.weight_decay)
-    state = folder.with_name(f"{name}.pt")
-    checkpoint = Checkpoint(state, ranks, model=model, optimizer=optimizer)
+    checkpoint = Checkpoint(
+        folder.with_name(f"{name}.pt"), ranks, model=model, optimizer=optimizer)
     if (folder / "done.json").exists():
         model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
         return checkpoint.remove()
@@ -985,12 +951,11 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
             speed = per_second((done - first) * cfg.batch * cfg.length, start)
             dev = {}
             if evaluates:
-                dev["loss"] = statistics.fmean(held_out_losses(model, data, cfg))
+                dev["loss"] = held_out_loss(model, data, cfg)
             if not math.isfinite(norm.item() + dev.get("loss", 0.0)):
                 raise Diverged(f"{name}: gradient norm {norm.item():.4g} at step {done}")
-            mlm = {} if data.teacher else {"mlm_loss": loss}
-            run.log(name, done, loss=loss, **mlm, lr=lr, tokens_per_second=speed, dev=dev)
-            bar.set_postfix(loss=f"{loss:.3f}", tok_s=speed)
+            run.log(name, done, loss=loss, lr=lr, tokens_per_second=speed, dev=dev)
+            bar.set_postfix(loss=f"{loss:.3f}")
             if cfg.dry_run:
                 flops = step_flops(cfg, model.encoder.arch, phase == "superplm") / cfg.length
                 print_device_use(ranks, speed, flops)
@@ -999,8 +964,7 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
         if stop:
             raise Stop
     bar.close()
-    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch))
-    on_main(ranks, keep_model, folder, phase, settings, data.tokenizer, model=model)
+    on_main(ranks, keep, folder, phase, model, data, cfg)
     checkpoint.remove()
 
 
@@ -1008,7 +972,7 @@ def train_superplm(data, cfg, run, phase):
     """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. A search uses the
     SuperPLM of --init as it is."""
     if cfg.init and phase != "superplm":
-        return start_model("", cfg, data, run.ranks, "superplm").to(data.device)
+        return start_model("", cfg, data, run.ranks).to(data.device)
     model = start_model(cfg.largest, cfg, data, run.ranks)
 
     def networks(step, number):
@@ -1031,43 +995,33 @@ def train_further(model, data, cfg, run, folder, warmup):
 # Where a model starts.
 
 
-def read_model(path, cfg, arch="", first="model", length=0):
-    """(folder, Arch, {our name: weight}, positions), as hf_models.read_model finds them. Raises
-    UserError where the model is too short for sequences of `length` tokens."""
-    folder, text, weights = hf_models.read_model(path, cfg, arch, first)
+def read_model(path, cfg, arch=""):
+    """(folder, Arch, {our name: weight}, positions), as hf_models.read_model finds them."""
+    folder, text, weights = hf_models.read_model(path, cfg, arch)
     positions = len(weights.get("encoder.position_embedding.weight", ()))
-    if positions < length:
-        raise UserError(f"{folder}: its {positions} positions are too few for sequences of "
-                        f"{length} tokens; take a shorter --length or --finetune_length, or "
-                        "another model")
     return folder, read_arch(text, folder / "config.json"), weights, positions
 
 
 def load_teacher(cfg, ranks, tokenizer):
     """The frozen Encoder of --teacher."""
-    folder, arch, weights, positions = read_model(cfg.teacher, cfg, length=cfg.length)
+    folder, arch, weights, positions = read_model(cfg.teacher, cfg)
     check_vocabulary(folder, tokenizer)
     width = weights["encoder.token_embedding.weight"].shape[1]
     teacher = Encoder(arch, tokenizer.vocab_size, 0.0, positions, width)
-    loaded = hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, folder)
-    print0(ranks, "teacher", loaded)
+    hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, folder)
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
-def start_model(arch, cfg, data, ranks, first="model"):
+def start_model(arch, cfg, data, ranks):
     """A LanguageModel of --init's weights, cut to `arch` (text; "": as they are), or a new one.
     Raises UserError where the weights do not fit."""
     fit = data.teacher.arch.hidden if data.teacher else 0
     vocab_size = data.tokenizer.vocab_size
     variant = "ebl"
     if cfg.init:
-        lengths = [task.recipe.length for task in data.tasks.values() if task]
-        folder, whole, weights, positions = read_model(
-            cfg.init, cfg, arch, first, max([cfg.length, *lengths]))
+        folder, whole, weights, positions = read_model(cfg.init, cfg, arch)
         settings = read_json(folder / "config.json", dict).get("settings", {})
         variant = settings.get("variant", variant)
-        if reason := arch and why_outside(parse_arch(arch), whole, variant):
-            raise UserError(f"{folder}: {reason}")
         seed_everything(cfg.seed, "weights made anew")
         model = LanguageModel(whole, vocab_size, cfg.dropout, fit, positions)
         loaded = hf_models.fill(model, weights, folder)
@@ -1085,12 +1039,16 @@ def start_model(arch, cfg, data, ranks, first="model"):
                         f"student {heads}; attention is compared head by head")
     if arch in ("", str(model.encoder.arch)):
         return model
-    return extract(model, parse_arch(arch), variant)
+    try:
+        return extract(model, parse_arch(arch), variant)
+    except ValueError as error:
+        raise UserError(f"{cfg.init}: {error}") from None
 
 
 # Fine-tuning.
 
-# task: (batch, learning rate, epochs, metric of Table 1); WNLI is not in the paper and has RTE's
+# task: (batch, learning rate, epochs, metric of Table 1), as the paper chose them in Sec. 4.1; WNLI
+# is not in the paper and has RTE's
 TABLE_D1 = {
     "SQuAD1.1": (16, 3e-5, 4, "f1"),
     "SST-2": (32, 2e-5, 4, "accuracy"),
@@ -1103,7 +1061,6 @@ TABLE_D1 = {
     "RTE": (32, 2e-5, 10, "accuracy"),
     "WNLI": (32, 2e-5, 10, "accuracy"),
 }
-GRID = [(lr, epochs) for lr in (1e-5, 2e-5, 3e-5) for epochs in (4, 5, 10)]  # Sec. 4.1, GLUE
 # D14: SQuAD has 384 tokens, as in the released code, and so positions that were not pre-trained
 
 
@@ -1116,90 +1073,62 @@ def recipes():
     return table
 
 
-def tuning(encoder, task, cfg, device, seed):
-    """The arguments of fine_tune: a TaskModel with a copy of the encoder, its optimizer, the
-    learning rate by step, the key of random numbers."""
+def tuning(model, task, data, cfg, seed):
+    """The first arguments of fine_tune: a TaskModel with a copy of the model's encoder, the task,
+    the optimizer, the learning rate by step, cfg, the device, the key of random numbers."""
     seed_everything(seed, "head", task.name)
-    model = TaskModel(copy.deepcopy(encoder), task.outputs, task.kind == "span")
-    model = move(model, device)
-    optimizer = make_optimizer(model, cfg.weight_decay)
+    tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
+    tuned = move(tuned, data.device)
+    optimizer = make_optimizer(tuned, cfg.weight_decay)
 
     def rate(step):
         return task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
 
-    return model, optimizer, rate, (seed, "fine-tuning", task.name)
+    return tuned, task, optimizer, rate, cfg, data.device, (seed, "fine-tuning", task.name)
 
 
-def proxy_score(model, name, data, cfg, run):
-    """Metrics on dev of a copy of the model that is fine-tuned on a proxy task. Raises Diverged."""
+def proxy_score(model, name, data, cfg):
+    """The score on dev of a copy of the model that is fine-tuned on a proxy task. Raises
+    Diverged."""
     task = data.tasks[name]
     if not task:
-        return score_mlm(model, data, cfg)
-    tuned, optimizer, rate, key = tuning(model.encoder, task, cfg, data.device, cfg.seed)
-    state = fine_tune(tuned, task, optimizer, rate, cfg, data.device, key, run=run,
-                      job=f"{model.encoder.arch} {name}")
+        return score_mlm(model, data, cfg)["main"]
+    training = tuning(model, task, data, cfg, cfg.seed)
+    state = fine_tune(*training)
     if state["diverged"]:
         raise Diverged(state["diverged"])
-    scores = task.score("dev", predict(tuned, task, "dev", cfg, data.device))
-    return {**scores, "standard_error": task.standard_error(scores["main"])}
+    return task.score("dev", predict(training[0], task, "dev", cfg, data.device))["main"]
 
 
-def train_task(model, name, number, setting, data, cfg, folder, run):
-    """One run of a task from the model's encoder; `folder` keeps the model and its predictions."""
-    task = data.tasks[name]
-    if setting:
-        task = copy.copy(task)
-        task.recipe = dataclasses.replace(task.recipe, lr=setting[0], epochs=setting[1])
-    tuned, optimizer, rate, key = tuning(model.encoder, task, cfg, data.device, cfg.seed + number)
-    result, outputs = finetune_job(tuned, task, optimizer, rate, cfg, data.device, key, folder, run)
+def train_task(model, job, data, cfg, run):
+    """TASK-NUMBER, one run of a task from the model's encoder; jobs/JOB keeps the model and its
+    predictions."""
+    name, _, number = job.rpartition("-")
+    folder = run.folder / "jobs" / job
+    training = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
+    result, outputs = finetune_job(*training, folder, run)
     if outputs:
-        settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), tasks=name)
-        keep_model(folder, "finetune", settings, data.tokenizer, model=tuned)
-    return {**result, "setting": setting}
-
-
-def table_1(tasks):
-    """{"Score": mean of GLUE's eight tasks, "Avg.": of these and SQuAD's F1}, as far as the results
-    {task: result of summarise} have all of their tasks."""
-    nine = [name for name in TABLE_D1 if name != "WNLI"]
-    columns = {"Score": nine[1:], "Avg.": nine}
-    return {column: statistics.mean(tasks[name]["median"] for name in names)
-            for column, names in columns.items() if {*names} <= tasks.keys()}
+        keep(folder, "finetune", training[0], data, cfg, tasks=name)
+    return result
 
 
 def finetune(cfg, text):
-    """Fine-tune --init's model on tasks, --runs times, with --grid at each setting of Sec. 4.1;
-    TASK/ keeps the median run."""
+    """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
     with launch(cfg.device, cfg.dtype) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
         if not run.finished:
-            run.finish(finetune_tasks(start_model(cfg.arch, cfg, data, ranks), data, cfg, run))
+            model = start_model(cfg.arch, cfg, data, ranks)
+            jobs = {f"{name}-{number}": name for name, task in data.tasks.items() if task
+                    for number in range(cfg.runs)}
+            # from_mnli: no task starts from MNLI's model, as in the paper
+            results = run_jobs(ranks, run.folder, jobs,
+                               lambda job, _: train_task(model, job, data, cfg, run), from_mnli=())
+            result = on_main(ranks, summarise, run.folder, results)
+            mlm = score_mlm(model, data, cfg) if "MLM-saved" in data.tasks else None
+            run.finish({**result, "mlm": mlm})
         if mlm := run.finished["mlm"]:
-            print0(ranks, mlm_words(mlm["main"], mlm["loss"]))
-        for column, score in run.finished["averages"].items():
-            print0(ranks, f"{column} of Table 1: {100 * score:.2f}")
+            print0(ranks, f"MLM-saved: the loss of masked words is {mlm['loss']:.4f}")
         print_summary(run, cfg)
-
-
-def finetune_tasks(model, data, cfg, run):
-    """The result of a fine-tuning: summarise()'s, the averages of Table 1, the score of
-    MLM-saved."""
-    jobs = {}
-    for name in data.tasks:
-        settings = GRID if cfg.grid and name in glue.TASKS else [()]
-        for number, setting in itertools.product(range(cfg.runs), settings):
-            if name != "MLM-saved":
-                jobs["-".join(map(str, (name, number, *setting)))] = name, number, setting
-
-    def work(job, _):
-        return train_task(model, *jobs[job], data, cfg, run.folder / "jobs" / job, run)
-
-    mlm = score_mlm(model, data, cfg) if "MLM-saved" in data.tasks else None
-    names = {job: name for job, (name, *_) in jobs.items()}
-    # from_mnli: no task starts from MNLI's model, as in the paper
-    results = run_jobs(run.ranks, run.folder, names, work, from_mnli=())
-    result = on_main(run.ranks, summarise, run.folder, results)
-    return {**result, "averages": table_1(result["tasks"]), "mlm": mlm}
 
 
 def answer(cfg, path):
@@ -1222,169 +1151,103 @@ def score_of(line):
 # The phases of --search.
 
 
-def judge(model, data, cfg, run):
-    """Perf(.) of Eq. 4: {score, error, scores, mlm_loss, diverged, seconds}. error: the standard
-    error of the score; scores: by task; mlm_loss: nats, where MLM-saved is a task."""
+def judge(model, data, cfg):
+    """Perf(.) of Eq. 4: {score, scores by task, diverged}."""
     # D15: the fitness is the mean over the tasks; the paper names its two proxy tasks (Sec. 3.5),
     # not how they make one fitness
-    start = time.perf_counter()
-    result = {"score": -1.0, "error": 0.0, "scores": {}, "mlm_loss": None, "diverged": False}
-    errors = []
     try:
-        for name in data.tasks:
-            metrics = proxy_score(model, name, data, cfg, run)
-            result["scores"][name] = metrics["main"]
-            errors.append(metrics["standard_error"])
-            if name == "MLM-saved":
-                result["mlm_loss"] = metrics["loss"]
-        result["score"] = statistics.fmean(result["scores"].values())
-        result["error"] = math.hypot(*errors) / len(errors)
+        scores = {name: proxy_score(model, name, data, cfg) for name in data.tasks}
     except Diverged:  # the worst score, and the search goes on
-        result["diverged"] = True
-    return {**result, "seconds": round(time.perf_counter() - start, 3)}
+        return {"score": -1.0, "scores": {}, "diverged": True}
+    return {"score": statistics.fmean(scores.values()), "scores": scores, "diverged": False}
 
 
-def mlm_words(score, loss):
-    """The score of MLM-saved in words."""
-    return (f"MLM loss {loss:.4f} nats per masked token "
-            f"({100 * score:.2f}% below a uniform guess)")
-
-
-def score_words(line):
-    """The scores of a judged architecture in words."""
-    if line["diverged"]:
-        return "diverged"
-    return ", ".join(mlm_words(score, line["mlm_loss"]) if name == "MLM-saved" else
-                     f"{name} {100 * score:.2f}%" for name, score in line["scores"].items())
-
-
-def latency_setting(cfg):
-    """The settings and the machine that a measurement of an architecture holds for."""
-    here = environment(pick_device(cfg.latency_device))
-    setting = {name: here[name] for name in ("device", "hardware", "torch", "float32_products")}
-    for name in ("threads", "batch", "length"):
-        setting[name] = getattr(cfg, f"latency_{name}")
-    return {**setting, "clock": latency_clock(cfg)}
-
-
-def time_together(archs, cfg, rounds=5):
-    """{arch (text): [milliseconds of each round]}. A round measures all, so that drift affects all
+def time_together(archs, cfg):
+    """{arch (text): [milliseconds of five rounds]}. A round measures all, so that drift affects all
     alike."""
     times = {arch: [] for arch in archs}
-    for arch in [*times] * rounds:
+    for arch in [*times] * 5:
         times[arch].append(time_model(parse_arch(arch), cfg))
     return times
 
 
-def measure_latencies(cfg, folder):
+def measure_latencies(cfg, path):
     """{arch (text): the lowest of its milliseconds} of the reference, the smallest and random
-    architectures. latency.json keeps all measurements: a killed run continues after the last one,
-    and --init takes those of another run with the same setting."""
+    architectures. The file keeps the measurements, and a killed run continues after the last."""
     space = search_space(cfg)
     rng = random.Random(f"{cfg.seed} latency")
     archs = dict.fromkeys((cfg.reference, str(smallest_arch(space))))
     while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
         archs[str(sample_arch(space, rng))] = None
-    setting = latency_setting(cfg)
-    path = folder / "latency.json"
-    times = {}
-    for source in (Path(cfg.init or folder, "latency.json"), path):
-        saved = read_json(source, dict) if source.exists() else {}
-        if saved.get("setting") == setting:
-            times = saved["milliseconds"]
-    missing = [arch for done in range(cfg.latency_rounds) for arch in archs
-               if len(times.get(arch, ())) <= done]
-    for arch in tqdm(missing, desc="latency", disable=None):
-        times.setdefault(arch, []).append(time_model(parse_arch(arch), cfg))
-        write_atomic(path, json.dumps({"setting": setting, "milliseconds": times}))
-    return {arch: min(times[arch]) for arch in sorted(archs)}
+    times = read_json(path, dict) if path.exists() else {}
+    for arch in tqdm(archs, desc="latency", disable=None):
+        if arch not in times:
+            rounds = [time_model(parse_arch(arch), cfg) for _ in range(cfg.latency_rounds)]
+            times[arch] = min(rounds)
+            write_json(path, times)
+    return times
 
 
-def fit_latency(cfg, folder):
-    """The content of predictor.pt: the weights of a Predictor that is fitted to four fifths of the
-    architectures, its mean relative error on the others, the limit and the reference's
-    milliseconds."""
-    times = measure_latencies(cfg, folder)
-    reference = times[cfg.reference]
-    limit = reference / cfg.speedup
-    top = parse_arch(cfg.largest)
-    known = {parse_arch(text): milliseconds for text, milliseconds in times.items()}
-    archs = [arch for arch in known if not why_outside(arch, top, cfg.variant)]
-    unseen = archs[::5]
-    seen = [arch for arch in archs if arch not in unseen] or unseen
-    predict = Predictor(cfg.latency_length).fit(seen, [known[arch] for arch in seen])
-    errors = [abs(guess / known[arch] - 1) for arch, guess in zip(unseen, predict(unseen))]
+def learn_latency(cfg, run):
+    """Phase 2: (Predictor, limit in milliseconds). The last fifth of the architectures shows its
+    error. Raises UserError where nothing meets the limit."""
+    times = measure_latencies(cfg, run.folder / "latency.json")
+    limit = times.pop(cfg.reference) / cfg.speedup
+    archs = list(map(parse_arch, times))
+    milliseconds = list(times.values())
+    unseen = math.ceil(len(archs) / 5)
+    predict = Predictor(cfg.latency_length).fit(archs[:-unseen], milliseconds[:-unseen])
+    errors = [abs(guess / time - 1)
+              for guess, time in zip(predict(archs[-unseen:]), milliseconds[-unseen:])]
     smallest = smallest_arch(search_space(cfg))
     fastest, = predict([smallest])
     if fastest > limit:
         raise UserError(f"--speedup {cfg.speedup:g}: nothing in the search space is that fast; the "
                         f"fastest, {smallest}, takes {fastest:.3g} ms here, and the limit is "
                         f"{limit:.3g} ms")
-    return {"weights": predict.weights, "limit": limit, "error": statistics.fmean(errors),
-            "reference": reference}
-
-
-def learn_latency(cfg, run):
-    """Phase 2: (Predictor, limit in milliseconds), learnt or as predictor.pt keeps them. Raises
-    UserError where nothing meets the limit."""
-    path = run.folder / "predictor.pt"
-    on_main(run.ranks, lambda: path.exists() or save_file(path, fit_latency(cfg, run.folder)))
-    saved = load_file(path)
-    print0(run.ranks,
-        f"latency ({latency_clock(cfg)} time, {cfg.latency_batch} x {cfg.latency_length} tokens): "
-        f"{cfg.reference} takes {saved['reference']:.3g} ms; the limit of --speedup "
-        f"{cfg.speedup:g} is {saved['limit']:.3g} ms; the predictor's mean error on unseen "
-        f"architectures is {100 * saved['error']:.1f}%")
-    return Predictor(cfg.latency_length, saved["weights"]), saved["limit"]
+    print0(run.ranks, f"the limit of --speedup {cfg.speedup:g} is {limit:.3g} ms; the predictor's "
+                      f"mean error is {100 * statistics.fmean(errors):.1f}%")
+    return predict, limit
 
 
 def evolve(superplm, predict, limit, data, cfg, run):
     """Phase 3: Alg. 2, or another strategy. Returns the history, as propose() reads it."""
     history = []
-    generations = 1 if cfg.strategy == "fast" else cfg.generations
-    for number in range(generations):  # Alg. 2, line 3
+
+    def work(arch):
+        return judge(extract(superplm, parse_arch(arch), cfg.variant), data, cfg)
+
+    for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
         proposals = propose(history, number, cfg, predict, limit)
-        if not proposals and not history:
-            raise UserError(f"--strategy fast: no candidate takes {limit:.3g} ms or less; choose "
-                            "another --strategy")
-        archs = {str(index): arch for index, (_, arch) in enumerate(proposals, len(history))}
-
-        def work(name):
-            return judge(extract(superplm, archs[name], cfg.variant), data, cfg, run)
-
-        results = share_out(run.ranks, list(archs), run.folder / "candidates",
-                            f"generation {number + 1} of {generations}", work)  # Alg. 2, line 11
+        names = [str(arch) for _, arch in proposals]
+        results = share_out(run.ranks, names, run.folder / "candidates",
+                            f"generation {number + 1}", work)  # Alg. 2, line 11
         for (parent, arch), result in zip(proposals, results):
             history.append({"id": len(history), "round": number, "parent": parent,
                             "arch": str(arch), "predicted_ms": round(predict([arch])[0], 6),
                             **result})
+        if not history:
+            raise UserError(f"--strategy {cfg.strategy}: no candidate takes {limit:.3g} ms or "
+                            "less; choose a smaller --speedup or another --strategy")
         text = "".join(json.dumps(line) + "\n" for line in history)
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl", text)
         best = max(history, key=score_of)
-        run.log("evolve", number, candidates=len(history), best=best["score"])
-        print0(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}, "
-                          f"predicted {best['predicted_ms']:.3g} ms: {score_words(best)}")
+        print0(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}: "
+                          f"{percent(best['scores'])}")
     return history
 
 
 def time_finalist(line, cfg):
-    """The latency of a line of the history, for best.json: medians of five rounds. Each round
+    """The latency of a line of the history, for best.json: medians of five rounds, each of which
     measures the reference too."""
-    rounds = time_together([cfg.reference, line["arch"]], cfg)
-    bases = rounds[cfg.reference]
-    times = rounds[line["arch"]]  # the same list where the reference itself won
-    speedups = sorted(base / time for base, time in zip(bases, times))
-    base = statistics.median(bases)
+    times = time_together([cfg.reference, line["arch"]], cfg)
+    reference = statistics.median(times[cfg.reference])
+    milliseconds = statistics.median(times[line["arch"]])
     return {
         "arch": line["arch"],
-        "one_shot": line["score"],
-        "milliseconds": statistics.median(times),
-        "limit_milliseconds": base / cfg.speedup,
-        "reference": cfg.reference,
-        "reference_milliseconds": base,
-        "speedup": statistics.median(speedups),
-        "speedup_range": [speedups[0], speedups[-1]],
-        **latency_setting(cfg),
+        "milliseconds": milliseconds,
+        "reference_milliseconds": reference,
+        "speedup": reference / milliseconds,
     }
 
 
@@ -1394,22 +1257,16 @@ def confirm(history, cfg, run):
     # D4: the evolution checks the limit by predictions alone; here the winners are measured
     path = run.folder / "finalists.json"
     winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
-
-    def choose():
-        ranked = [line for line in history if not line["diverged"]]
-        ranked.sort(key=score_of, reverse=True)
-        measured = (time_finalist(line, cfg) for line in ranked)
-        within = (line for line in measured if line["milliseconds"] <= line["limit_milliseconds"])
+    if not path.exists():
+        ranked = sorted(history, key=score_of, reverse=True)
+        measured = (time_finalist(line, cfg) for line in ranked if not line["diverged"])
+        within = (line for line in measured if line["speedup"] >= cfg.speedup)
         finalists = list(itertools.islice(within, winners))
         if not finalists:
-            raise UserError(
-                f"--speedup {cfg.speedup:g}: none of {len(ranked)} candidates meets it when "
-                f"measured, and {len(history) - len(ranked)} others diverged (lower "
-                "--finetune_lr); the same command measures again")
-        write_json(path, {"finalists": finalists})
-
-    on_main(run.ranks, lambda: path.exists() or choose())
-    return read_json(path)["finalists"]
+            raise UserError(f"--speedup {cfg.speedup:g}: no candidate meets it when measured, or "
+                            "all diverged (lower --finetune_lr); the same command measures again")
+        write_json(path, finalists)
+    return read_json(path)
 
 
 def train_winners(superplm, finalists, data, cfg, run):
@@ -1426,74 +1283,35 @@ def train_winners(superplm, finalists, data, cfg, run):
         except Diverged as error:  # judge() gives it the worst score
             print0(run.ranks, f"further training diverged: {error}")
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
-                        lambda arch: judge(models[arch], data, cfg, run))
+                        lambda arch: judge(models[arch], data, cfg))
     best = max((line | result for line, result in zip(finalists, results)), key=score_of)
-    model = models[best["arch"]]
-    settings = dataclasses.replace(cfg, arch=best["arch"])
-    on_main(run.ranks, keep_model, run.folder / "model", "search", settings, data.tokenizer,
-            model=model)
-    count = sum(value.numel() for value in model.encoder.parameters())
-    return {**best, "parameters": count}
-
-
-# the file that a phase alone makes
-MADE = {"superplm": "superplm/checkpoint.pt", "latency": "predictor.pt", "evolve": "best.json"}
+    on_main(run.ranks, keep, run.folder / "model", "search", models[best["arch"]], data, cfg)
+    return best
 
 
 def search(cfg, phase="search"):
-    """All four phases, in one run folder, or phase "superplm", "latency" or "evolve" alone."""
+    """All four phases, in one run folder, or phase "superplm" or "latency" alone."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        searches = phase in ("search", "evolve")
-        tasks = cfg.tasks if searches else ""
+        tasks = cfg.tasks if phase == "search" else ""
         run, data = open_data(cfg, "search", ranks, phase != "latency", tasks)
-        if run.finished:
-            return print_best(run, cfg)
-        trained = cfg.init or cfg.dry_run or (run.folder / "superplm" / "done.json").exists()
-        if phase == "evolve" and not trained:
-            raise UserError(f"{run.folder}: there is no SuperPLM yet; run --superplm, or give one "
-                            "with --init")
-        if phase != "superplm":  # first, so that a limit that nothing meets costs no training
-            predict, limit = learn_latency(cfg, run)
-        if phase != "latency":
-            superplm = train_superplm(data, cfg, run, phase)
-        if searches:
+        if not run.finished:
+            if phase != "superplm":  # first, so that a limit that nothing meets costs no training
+                predict, limit = on_main(ranks, learn_latency, cfg, run)
+            if phase != "latency":
+                superplm = train_superplm(data, cfg, run, phase)
+            if phase != "search":
+                made = {"superplm": "superplm/checkpoint.pt", "latency": "latency.json"}
+                return run.print_result(cfg, made[phase])
             history = evolve(superplm, predict, limit, data, cfg, run)
-            finalists = confirm(history, cfg, run)
-            best = finalists[0]
-            if phase == "search":
-                best = train_winners(superplm, finalists, data, cfg, run)
-            best["evaluated"] = len(history)
-            best["search_seconds"] = round(sum(line["seconds"] for line in history), 1)
-            on_main(ranks, write_atomic, run.folder / "best.json", json.dumps(best, indent=2))
-            if phase == "search":
-                run.finish(best)
-                return print_best(run, cfg)
-            print0(ranks, latency_words(best, cfg))
-        words = ["--search"]
-        same = cfg.given - {"restart"}
-        if cfg.init and phase == "superplm":  # with --init, a search trains no SuperPLM
-            words += ["--init", run.folder, "--out", f"{run.folder}-search"]
-            same -= {"init", "out"}
-        run.print_result(cfg, MADE[phase], *words, same=sorted(same))
-
-
-def print_best(run, cfg):
-    """Print the result of a whole search, and the command that tunes its model on a task."""
-    best = run.finished
-    print0(run.ranks, f"{best['arch']}: {best['parameters']:,} parameters; {score_words(best)}")
-    print0(run.ranks, latency_words(best, cfg))
-    task = next((name for name in best["scores"] if name != "MLM-saved"), "")
-    action = ["--finetune", task] if task else ["--export", f"{run.folder}-exported"]
-    run.print_result(cfg, "best.json", *action, "--init", run.folder)
-
-
-def latency_words(best, cfg):
-    """The measurements of time_finalist() in words."""
-    low, high = best["speedup_range"]
-    return (f"{best['arch']} takes {best['milliseconds']:.3g} ms; the limit of --speedup "
-            f"{cfg.speedup:g} is {best['limit_milliseconds']:.3g} ms; {best['reference']} takes "
-            f"{best['reference_milliseconds']:.3g} ms: {best['speedup']:.3g} times as fast "
-            f"({low:.3g} to {high:.3g})")
+            finalists = on_main(ranks, confirm, history, cfg, run)
+            best = train_winners(superplm, finalists, data, cfg, run)
+            on_main(ranks, write_json, run.folder / "best.json", best)
+            run.finish(best)
+        best = run.finished
+        print0(ranks, f"{best['arch']} takes {best['milliseconds']:.3g} ms, {best['speedup']:.3g} "
+                      f"times as fast as {cfg.reference}: {percent(best['scores'])}")
+        target = f"{run.folder}-exported"
+        run.print_result(cfg, "best.json", *words_after_training(cfg, run.folder, target))
 
 
 # Other actions.
@@ -1538,7 +1356,7 @@ def further_train(cfg):
             model = start_model(cfg.arch, cfg, data, ranks)
             warmup = 0.0 if cfg.init else cfg.warmup
             train_further(model, data, cfg, run, run.folder / "model", warmup)
-            loss = statistics.fmean(held_out_losses(model, data, cfg))
+            loss = held_out_loss(model, data, cfg)
             run.finish({"arch": str(model.encoder.arch), "held_out": loss})
         print0(ranks, f"{run.finished['arch']}: held-out loss {run.finished['held_out']:.4f}")
         target = f"{run.folder}-exported"
@@ -1553,15 +1371,12 @@ def export(cfg, folder):
         source, whole, weights, _ = read_model(cfg.init, cfg, cfg.arch)
         # without newly initialised weights, such as the MLM head that an ELECTRA lacks
         state = {name: value for name, value in model.state_dict().items()
-                 if name in weights and not name.startswith("fit.")}
+                 if name in weights}
         arch = model.encoder.arch
         head = {name: value for name, value in weights.items()
                 if name.startswith("head.") and arch == whole}
         print0(ranks, on_main(ranks, hf_models.write_bert, folder, state, dataclasses.astuple(arch),
                               model.encoder.dropout.p, tokenizer, source, head))
-        others = sorted(weights.keys() - state.keys() - head.keys())
-        if ignored := [name for name in others if not name.startswith("encoder.")]:
-            print0(ranks, f"not exported: {', '.join(ignored)}")
 
 
 def step_flops(cfg, arch, one_shot):
@@ -1575,38 +1390,25 @@ def step_flops(cfg, arch, one_shot):
 
 
 def describe(cfg):
-    """Print one JSON object on --arch, --init's model or the SuperPLM, and on its training."""
+    """Print one JSON object on --arch or the SuperPLM (of --init), and on its training."""
     arch = parse_arch(cfg.arch or cfg.largest)
-    vocab_size = cfg.vocab_size
-    positions = 512
-    if cfg.init:
-        _, whole, weights, positions = read_model(cfg.init, cfg)
-        arch = arch if cfg.arch else whole
-        vocab_size = len(weights["encoder.token_embedding.weight"])
-    parts = parameters(arch, vocab_size, positions)
+    parts = parameters(arch, cfg.vocab_size)
     count = sum(parts.values())
-    one_shot = not (cfg.arch or cfg.init)
-    steps = (cfg.steps if one_shot else cfg.further_steps) or 1000  # 0: the corpus decides
+    steps = (cfg.further_steps if cfg.arch else cfg.steps) or 1000  # 0: the corpus decides
     activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]
-    logits = round(MASK_RATE * cfg.length) * vocab_size
-    times = time_together([cfg.reference, str(arch)], cfg, rounds=3)
-    milliseconds = {name: statistics.median(rounds) for name, rounds in times.items()}
+    logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
     print(json.dumps({
-        "arch": str(arch), "parameters": count, "parts": parts,
+        "arch": str(arch),
+        "parameters": count,
+        "parts": parts,
         "flops": flops(arch, cfg.latency_length),
-        "flops_counting": f"matrix products of encoder and pooler, {cfg.latency_length} tokens, "
-                          "2 for a multiply-add",
-        "milliseconds": milliseconds,
-        "speedup": milliseconds[cfg.reference] / milliseconds[str(arch)],
-        "latency": latency_setting(cfg),
-        "architectures": math.prod(map(len, search_space(cfg).values())),
-        **training_cost(cfg, count, step_flops(cfg, arch, one_shot), activations, logits, steps,
+        **training_cost(cfg, count, step_flops(cfg, arch, not cfg.arch), activations, logits, steps,
                         cfg.batch),
     }, indent=2))
 
 # --- command line ---------
 
-PHASES = ("search", "superplm", "latency", "evolve")  # share one run folder
+PHASES = ("search", "superplm", "latency")  # share one run folder
 ACTIONS = {
     "search": (search, "all phases: text to a further-trained tiny model within the limit"),
     "superplm": (
@@ -1616,10 +1418,6 @@ ACTIONS = {
     "latency": (
         functools.partial(search, phase="latency"),
         "phase 2 alone: measure latencies, learn to predict them",
-    ),
-    "evolve": (
-        functools.partial(search, phase="evolve"),
-        "phase 3 alone: the search (Alg. 2)",
     ),
     "further_train": (further_train, "train --arch from --init's weights, or from scratch"),
     "finetune": (
@@ -1639,7 +1437,7 @@ ACTIONS = {
     ),
     "describe": (
         describe,
-        "parameters, FLOPs, latency, memory, days of --arch, and the search space, as JSON",
+        "parameters, FLOPs, memory and days of training of --arch as JSON",
     ),
 }
 
@@ -1657,36 +1455,31 @@ def read_arch(text, source):
 def check(cfg, action):
     """Set the settings that follow from the flags. Raises UserError where flags contradict each
     other."""
-    if cfg.init and action in ("search", "latency", "evolve"):
+    if cfg.init and action in ("search", "latency", "describe"):
         # Sec. 3.4: only Alg. 1 makes a SuperPLM
-        folder, whole, *_ = read_model(cfg.init, cfg, first="superplm")
-        record = read_json(folder / "config.json", dict)
+        cfg.init = str(hf_models.model_folder(cfg.init, "superplm"))
+        record = read_json(Path(cfg.init, "config.json"), dict)
         if record.get("action") != "superplm":
-            raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
-                            f"make one with --superplm --init {cfg.init} --largest {whole}")
-        names = "largest", "smallest", "setting", "variant"
-        take_settings(cfg, record["settings"], folder, names)
+            raise UserError(f"{cfg.init}: not a SuperPLM, since its sub-models were never trained; "
+                            f"make one with --superplm --init {cfg.init}")
+        take_settings(cfg, record["settings"], cfg.init,
+                      ("largest", "smallest", "setting", "variant", "vocab_size"))
     distills = cfg.setting == "distill"
-    trains = action in ("search", "superplm", "evolve", "further_train")
+    trains = action in ("search", "superplm", "further_train")
     mistakes = {
         f"--arch {cfg.arch}: --{action} takes none":
             cfg.arch and action in (*PHASES, "predict"),
-        "give --arch layers-hidden-ffn-heads-qkv, or a best.json":
-            action == "further_train" and not (cfg.arch or cfg.init),
-        f"--{action} needs weights: give a folder with --init":
-            action in ("finetune", "predict", "export") and not cfg.init,
-        f"--teacher {cfg.teacher}: use it with --setting distill": cfg.teacher and not distills,
-        "--setting distill needs --teacher DIR": distills and not cfg.teacher and trains,
+        f"--{action} needs weights: give a folder with --init (or train --arch from scratch)":
+            not cfg.init and (action in ("finetune", "predict", "export")
+                              or action == "further_train" and not cfg.arch),
+        "--setting distill and --teacher DIR need each other":
+            trains and distills != bool(cfg.teacher),
     }
     for message, mistake in mistakes.items():
         if mistake:
             raise UserError(message)
     if action in PHASES and "out" not in cfg.given:
         cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
-    if action in ("latency", "evolve") and cfg.restart and not cfg.dry_run:
-        if Path(cfg.out, "superplm").exists():
-            raise UserError(f"{cfg.out}: --{action} --restart would delete its SuperPLM; use "
-                            f"--init {cfg.out} and another --out")
     source = cfg.init or cfg.teacher
     if source and not cfg.tokenizer:
         cfg.tokenizer = str(hf_models.model_folder(source))

@@ -75,7 +75,7 @@ def begin(whole, out):
     which is no function of a seed."""
     out.mkdir()
     if (whole / "latency.json").exists():
-        for part in ("config.json", "latency.json", "predictor.pt"):
+        for part in ("config.json", "latency.json"):
             shutil.copy(whole / part, out)
     return out
 

@@ -189,7 +189,7 @@ FLAGS = [  # more of them in test_cli.py
     (BEGIN["autotinybert"] + " --teacher {autotinybert} --setting distill", "2 heads"),
     ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "leave these flags out"),
     (f"mformer --search {SEARCHES['mformer']} --layers 1 --ffn 16", "the rankers need 20"),
-    (f"autotinybert --evolve {SEARCHES['autotinybert']} --init {{autotinybert}}", "never trained"),
+    (f"autotinybert --search {SEARCHES['autotinybert']} --init {{autotinybert}}", "never trained"),
     *((f"{command} --arch {{here}}/best.json", "best.json", put("best.json", {"arch": 7}))
       for command in (BEGIN["autobert_zero"], BEGIN["mformer"])),
     ("albert --predict {here}/mine.tsv --init {tuned}/CoLA", "mine.tsv:1: no column is named",
