@@ -10,10 +10,9 @@ import pytest
 @pytest.mark.peers
 def test_peers():
     pytest.importorskip("transformers")
-    results = bench.main(["peers", "--tiny", "--rounds", "2", "--threads", "1"])
+    results = bench.main("peers --small --rounds 2 --threads 1".split())
     assert results.keys() == bench.PEERS.keys()
-    for row in results.values():
-        assert 0 < row["lowest"] <= row["ratio"] <= row["highest"]
+    assert all(0 < row["lowest"] <= row["ratio"] <= row["highest"] for row in results.values())
 
 
 @pytest.mark.parametrize("line", (bench.DRY + bench.TRAININGS).split("\n"))

@@ -90,8 +90,7 @@ def size(hidden, E, share):
 
 
 def arm_of(share, E, hidden):
-    names = {"all": "all-shared", "none": "not-shared", "ffn": "shared-FFN"}
-    return f"{names.get(share, 'shared-attention')}, E={E}, H={hidden}"
+    return f"{'all' if share == 'all' else 'not'}-shared, E={E}, H={hidden}"
 
 
 SIZES = (64, 128)
@@ -110,10 +109,8 @@ def sharing(options):
     """Two layers of width H, 3,000 steps of 64 sequences of 16 tokens, masked words alone."""
     arms = {}
     for H in SIZES:
-        for share in ("all", "attention", "ffn", "none"):
-            widths = (H // 4, H // 2, H) if share in ("all", "none") else (H // 2,)
-            for E in widths:
-                arms[arm_of(share, E, H)] = size(H, E, share)
+        for share, E in (("all", H // 2), ("all", H), ("none", H // 2)):
+            arms[arm_of(share, E, H)] = size(H, E, share)
     return word_accuracy(options, arms)
 
 

@@ -1,9 +1,7 @@
-"""Write tests/claims/README.md from the results: python -m tests.claims.page [--pictures]"""
+"""Write tests/claims/README.md from the results: python -m tests.claims.page"""
 import importlib
 import inspect
-import sys
 
-from tests.claims.pictures import draw
 from tests.claims.study import HERE, read, show, studies_of, table, verdict
 
 PAPERS = {
@@ -30,8 +28,6 @@ the table, which is never the paper's own. Each command belongs to the commit ne
 def show_study(paper, one, record):
     """Size, command, hardware and picture of a study."""
     about = f"commit {record['commit'][:7]}, {record['hardware']}, torch {record['torch']}"
-    if record.get("core_hours"):
-        about += f", {record['core_hours']:.2f} core-hours"
     size = " ".join(f"{inspect.getdoc(one.function)} {record.get('note', '')}".split())
     link = f"[{one.name}.json](results/{paper}/{one.name}.json)"
     text = [f"**{one.name}** ({link}): {size} `{record['command']}` ({about})."]
@@ -71,17 +67,5 @@ def page():
     return "\n".join(text)
 
 
-def redraw():
-    """Draw all pictures again."""
-    for paper in PAPERS:
-        module = importlib.import_module(f"tests.claims.{paper}")
-        for one in studies_of(vars(module)).values():
-            path = HERE / "results" / paper / f"{one.name}.json"
-            if one.picture and path.exists():
-                draw(path.with_suffix(".png"), one.picture, read(path))
-
-
 if __name__ == "__main__":
-    if "--pictures" in sys.argv:
-        redraw()
     (HERE / "README.md").write_text(page(), encoding="utf-8")
