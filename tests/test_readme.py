@@ -14,7 +14,11 @@ from data import prepare
 
 PAPERS = ("autobert_zero", "autotinybert", "albert", "mformer")
 PAGES = [
-    ROOT / name for name in ("README.md", "data/README.md", "MANUAL.md", "tests/claims/README.md")]
+    ROOT / "README.md",
+    ROOT / "data/README.md",
+    ROOT / "MANUAL.md",
+    ROOT / "tests/claims/README.md",
+]
 FRONT = PAGES[0].read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -29,8 +33,12 @@ def commands_of(path):
     return [line for line in lines if re.match(r"(python|torchrun|pytest) \S", line)]
 
 
-COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands_of(page)))
-OF_FILES = [line for line in COMMANDS if re.search(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py", line)]
+COMMANDS = sorted({line for page in PAGES for line in commands_of(page)})
+OF_FILES = [
+    line
+    for line in COMMANDS
+    if re.search(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py", line)
+]
 OTHERS = [line for line in COMMANDS if line not in OF_FILES]
 
 
@@ -67,14 +75,17 @@ def test_other_commands_name_what_exists(line):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
     """To a file, and there to a heading or an anchor."""
-    for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text("utf-8")):
+    text = page.read_text("utf-8")
+    for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
         target = page.parent / path if path else page
         assert target.exists(), path
-        if anchor:
-            there = target.read_text("utf-8")
-            titles = re.sub(r"[^\w\n -]", "", "\n".join(re.findall(r"^#+ (.*)", there, re.M)))
-            known = titles.lower().replace(" ", "-").split("\n")
-            assert anchor in known or f'<a id="{anchor}">' in there, anchor
+        if not anchor:
+            continue
+        there = target.read_text("utf-8")
+        titles = "\n".join(re.findall(r"^#+ (.*)", there, re.MULTILINE))
+        titles = re.sub(r"[^\w\n -]", "", titles)
+        known = titles.lower().replace(" ", "-").split("\n")
+        assert anchor in known or f'<a id="{anchor}">' in there, anchor
 
 
 @pytest.mark.parametrize("file, flags, runs", [
@@ -99,7 +110,15 @@ def test_days_and_memory():
     34 bytes a number of the hidden states where ffn = 4 hidden: Korthikanti et al. 2022."""
     cfg = albert.Config(**albert.PRESETS["base"], preset="base", accumulate=64)
     layers = [distributed.layer_activations(512, 768, 3072)] * 12
-    cost = distributed.training_cost(cfg, 0, albert.flops(cfg), layers, 0, 125_000, 4096)
+    cost = distributed.training_cost(
+        cfg,
+        parameters=0,
+        flops=albert.flops(cfg),
+        activations=layers,
+        logits=0,
+        steps=125_000,
+        examples=4096
+    )
     days = 3 * 91.543e9 * 4096 * 125_000 / (0.35 * 989e12) / 86400
     activations = 64 * 12 * 512 * 34 * 768 / 1e9
     assert cost["days"]["H100"] == pytest.approx(days, rel=0.01)

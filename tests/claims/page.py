@@ -2,7 +2,7 @@
 import importlib
 import inspect
 
-from tests.claims.study import HERE, read, show, studies_of, table, verdict
+from tests.claims.study import HERE, read, show, studies_of, verdict
 
 PAPERS = {
     "autobert_zero": "AutoBERT-Zero",
@@ -23,6 +23,7 @@ where a rank correlation is judged):
 The number before an interval is the first value less the second. A verdict is about the size below
 the table, which is never the paper's own. Each command belongs to the commit next to it.
 """
+COLUMNS = "| the paper says | numbers | here | verdict |\n| --- | --- | --- | --- |"
 
 
 def show_study(paper, one, record):
@@ -56,11 +57,11 @@ def page():
                 if claim.least:
                     here += f"<br>asked: more than {claim.least:g}"
                 says = f'<a id="{claim.name}"></a>{claim.says}'
-                rows.append([says, claim.paper, here, verdict(found.values(), claim.least)])
+                judged = verdict(found.values(), claim.least)
+                rows.append(f"| {says} | {claim.paper} | {here} | {judged} |")
             if path.exists():
                 below += show_study(paper, one, record)
-        text.append(f"## {title}\n")
-        text.append(table(["the paper says", "numbers", "here", "verdict"], rows) + "\n")
+        text += [f"## {title}\n", COLUMNS, *rows, ""]
         text += [f"{line}\n" for line in below]
     text.append("## Not run\n")
     text.append("Not run on this code, with the study and its cost: " + "; ".join(missing) + ".\n")

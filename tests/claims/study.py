@@ -1,11 +1,15 @@
 """What every study needs: runs as a user would start them, intervals, verdicts, a JSON record.
 
-A study is a function below a decorator that says what the paper claims, with the paper's
-numbers:
+A study is a function below a decorator that says what the paper claims, with the paper's numbers:
 
-@study("0.2 core-hours", Claim("dropout", "Dropout hurts ...", "90.4 -> 90.7 (Table 8)", [("no
-dropout", "dropout 0.1")]), picture=dots("accuracy, %")) def dropout(options): ... # commands of
-the paper file, two at a time return {"values": {arm: [value of each seed]}}
+    @study(
+        "0.2 core-hours",
+        Claim("dropout", "Dropout hurts", "90.4 -> 90.7 (Table 8)",
+              [("no dropout", "dropout 0.1")]),
+        picture=dots("accuracy, %"))
+    def dropout(options):
+        ...  # commands of the paper file, two at a time
+        return {"values": {arm: [value of each seed]}}
 
 `python -m tests.claims.PAPER NAME --jobs 2` runs it and writes results/PAPER/NAME.json. Flags
 that the study does not know go to the paper file. Every run has a run folder below
@@ -186,17 +190,6 @@ def in_turns(calls, turns, clock=time.perf_counter, warm_up=3):
 
 # --- records
 
-def table(columns, rows):
-    """A Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def git_commit():
-    words = ["git", "-C", ROOT, "rev-parse", "HEAD"]
-    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
-
-
 def hardware():
     """Name of the processor."""
     info = Path("/proc/cpuinfo")
@@ -215,11 +208,13 @@ def ask(one, options):
             intervals[claim.name] = measured
         for label, measured in intervals.get(claim.name, {}).items():
             print(f"{claim.name}: {verdict([measured], claim.least)}: {show(label, measured)}")
+    git = subprocess.run(
+        ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
     record = {
         "intervals": intervals,
         **found,
         "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
-        "commit": git_commit(),
+        "commit": git.stdout.strip(),
         "hardware": hardware(),
         "torch": torch.__version__,
     }
