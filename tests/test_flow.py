@@ -1,4 +1,4 @@
-"""torch.compile: each file trains with --compile as without it."""
+"""Each file trains with --compile, and in bfloat16, as without."""
 import math
 import shutil
 
@@ -13,26 +13,38 @@ IMAGES = (
     "mformer --train --cifar10 {cifar10} --layers 2 --hidden 16 --ffn 16 --heads 2 --patch 8 "
     "--batch 8 --held_out 16 --augment 1 0 0 0 --device cpu "
     "--arch 'layers=2 hidden=16 ffn=16,16 heads=2,2 types=softmax,linear'")
+COMMANDS = {**TRAINED, "images": IMAGES}
 COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+@pytest.fixture(params=COMMANDS)
+def losses(request, ready, tmp_path, monkeypatch):
+    """losses(flags): the losses of three steps, as the log has them."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    steps = "--further_steps 3" if request.param == "autotinybert" else "--steps 3"
+    command = f"{COMMANDS[request.param]} {steps} --dropout 0 --lr 0.01 --save_every 1"
+
+    def run(flags):
+        out = tmp_path / f"run{flags}"
+        paths = {**ready, "out": out}
+        assert not call(filled(f"{command} {flags} --out {{out}}", **paths), monkeypatch)
+        values = [line["loss"] for line in read_jsonl(out / "log.jsonl") if "loss" in line]
+        assert all(map(math.isfinite, values))
+        return values
+    return run
 
 
 @pytest.mark.skipif(not COMPILER, reason="the inductor needs a C++ compiler")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*TRAINED, "images"])
-def test_compiled_is_eager(name, ready, tmp_path, monkeypatch):
-    """The inductor's code on a CPU: no graph break, and the losses of eager mode."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+def test_compiled_is_eager(losses):
+    """The inductor's code on a CPU, without graph breaks."""
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    command = {**TRAINED, "images": IMAGES}[name] + " --dropout 0 --lr 0.01 --save_every 1"
-    command += " --further_steps 3" if name == "autotinybert" else " --steps 3"
-    losses = []
-    for way in ("", "--compile"):
-        out = tmp_path / f"run{way}"
-        assert not call(filled(f"{command} {way} --out {{out}}", out=out, **ready), monkeypatch)
-        losses.append([line["loss"] for line in read_jsonl(out / "log.jsonl") if "loss" in line])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert all(map(math.isfinite, losses[0]))
+    assert losses("--compile") == pytest.approx(losses(""), rel=1e-4)
     counts = torch._dynamo.utils.counters
     assert counts["stats"]["unique_graphs"] >= 1
     assert not counts["graph_break"]
+
+
+def test_bfloat16_is_float32_to_rounding(losses):
+    assert losses("--dtype bfloat16") == pytest.approx(losses("--dtype float32"), rel=0.02)
