@@ -222,4 +222,4 @@ def test_a_vocabulary_of_equal_size_and_other_subwords_is_refused(ready, fails, 
     make = "data/prepare corpus --corpus here/text.txt --to here/other --vocab_size 300"
     assert not call(make, monkeypatch)
     command = "albert --pretrain --init {albert} --length 60 --corpus here/other"
-    assert "other pieces" in fails(f"{command} --tokenizer here/other/spiece.model")
+    assert "spiece.model: other" in fails(f"{command} --tokenizer here/other/spiece.model")

@@ -11,7 +11,7 @@ from common.checkpoint import read_jsonl
 
 IMAGES = (
     "mformer --train --cifar10 {cifar10} --layers 2 --hidden 16 --ffn 16 --heads 2 --patch 8 "
-    "--batch 8 --held_out 16 --augment 1 0 0 0 --device cpu "
+    "--batch 8 --held_out 16 --device cpu "
     "--arch 'layers=2 hidden=16 ffn=16,16 heads=2,2 types=softmax,linear'")
 COMMANDS = {**TRAINED, "images": IMAGES}
 COMPILER = any(map(shutil.which, ("c++", "g++", "clang++")))
