@@ -1,6 +1,6 @@
-"""Speed, measured.  python tests/bench.py PART, PART --help:
+"""Speed, measured.  python tests/bench.py PART [--small]
 
-peers     training steps and beam search beside transformers
+peers     training steps beside transformers
 gpu       the first ten minutes on a card: every action, then each training at the paper's size
 
 Compare ratios: ours and theirs alternate, after one turn to warm up. Seconds are wall clock.
@@ -27,7 +27,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import albert
 import autobert_zero
-import mformer
 from common import distributed
 from common.distributed import Ranks, prepare_model
 from data.prepare import make_demo
@@ -44,7 +43,6 @@ SHAPES = {  # layers, hidden, heads, ffn, vocab_size
     "tiny": (2, 16, 2, 32, 100),
     "small": (12, 256, 4, 1024, 30000),
     "base": (12, 768, 12, 3072, 30000),
-    "transformer": (6, 512, 8, 2048, 32768),  # base, Vaswani et al. 2017
 }
 
 
@@ -113,41 +111,11 @@ def albert_base(shape, batch, tokens):
     return lambda: albert.train_step(0, ours, ours, optimizer, [made], sums, cfg, ALONE), step
 
 
-def translation(shape, batch, tokens, beam=4):
-    """Beam search of a plain Transformer beside generate(), as many steps as the source has tokens:
-    theirs has no end token, with random weights ours seldom ends early."""
-    from transformers import MarianConfig, MarianMTModel
-    L, H, N, ffn, V = (shape[name] for name in ("layers", "hidden", "heads", "ffn", "vocab_size"))
-    side = L, H, (ffn,) * L, (N,) * L, ("plain",) * L
-    cross = dict(cross_heads=(N,) * L, connect=(1,) * L, cross_types=("plain",) * L)
-    length = max(64, tokens + 1)
-    cfg = mformer.Config(task="wmt14", vocab_size=V, qkv=H, length=length, dtype="float32")
-    model = mformer.make_model(mformer.Arch(*side, *side, **cross), cfg)
-    ours = mformer.cast(model, cfg, CPU)
-    source = torch.randint(4, V, (batch, tokens))
-    lengths = torch.full((batch,), tokens)
-    theirs = MarianMTModel(MarianConfig(
-        vocab_size=V, d_model=H, max_position_embeddings=length, activation_function="relu",
-        encoder_layers=L, encoder_attention_heads=N, encoder_ffn_dim=ffn,
-        decoder_layers=L, decoder_attention_heads=N, decoder_ffn_dim=ffn,
-        pad_token_id=0, bos_token_id=1, decoder_start_token_id=1,
-        eos_token_id=None, forced_eos_token_id=None)).eval()
-
-    def generate():
-        theirs.generate(
-            source, attention_mask=torch.ones_like(source), num_beams=beam, do_sample=False,
-            max_new_tokens=tokens, length_penalty=1.0)
-    return (
-        lambda: mformer.beam_search(ours, source, lengths, tokens, 1, 2, (0, 1), beam, 1.0),
-        torch.no_grad()(generate))
-
-
 PEERS = {  # name: function, shape, batch, tokens, goal of theirs / ours
     "bert-small-8": (bert, "small", 8, 128, 1.9),
     "bert-small-32": (bert, "small", 32, 128, 2.2),
     "bert-base": (bert, "base", 8, 128, 1.5),
     "albert-base": (albert_base, "base", 8, 128, 1.15),
-    "beam-search": (translation, "transformer", 16, 30, 2.0),
 }
 
 
@@ -155,19 +123,16 @@ def peers(own):
     torch.set_num_threads(own.threads)
     results = {}
     for name, (make, shape, batch, tokens, goal) in PEERS.items():
-        sizes = SHAPES["tiny" if own.tiny else shape]
+        sizes = SHAPES["tiny" if own.small else shape]
         shape = dict(zip(("layers", "hidden", "heads", "ffn", "vocab_size"), sizes))
-        if own.tiny:
-            batch = 2
-            tokens = 16
         torch.manual_seed(0)
-        calls = make(shape, batch, tokens)
+        calls = make(shape, 2 if own.small else batch, tokens)
         turns = [[timeit(call, number=1) for call in calls] for _ in range(own.rounds + 1)][1:]
-        ours, theirs = map(statistics.median, zip(*turns))
         ratios = sorted(theirs / ours for ours, theirs in turns)
         results[name] = {
-            "ours_s": ours, "theirs_s": theirs, "ratio": statistics.median(ratios), "goal": goal,
-            "lowest": ratios[0], "highest": ratios[-1]}
+            "ours_s": statistics.median(ours for ours, _ in turns),
+            "ratio": statistics.median(ratios), "lowest": ratios[0], "highest": ratios[-1],
+            "goal": goal}
         print(name, *(f"{key} {value:.3g}" for key, value in results[name].items()), flush=True)
     return results
 
@@ -206,13 +171,12 @@ mformer.py --task wmt14 --train --arch mformer --vocab_size 2000 --out {to}/6
 """  # at --preset base, but for the vocabulary: the demo text is small
 
 
-def output_of(command):
-    """What a command of a paper file prints; SIGTERM may end it early."""
+def quietly(command):
+    """Run a command of a paper file without what it prints; SIGTERM may end it early."""
     file, *words = shlex.split(command)
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), mock.patch.object(distributed, "_stop_requested", False):
+    silent = contextlib.redirect_stdout(io.StringIO())
+    with silent, mock.patch.object(distributed, "_stop_requested", False):
         importlib.import_module(file.removesuffix(".py")).main(words)
-    return text.getvalue()
 
 
 def train_on_card(command, seconds):
@@ -230,7 +194,7 @@ def train_on_card(command, seconds):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            output_of(command)
+            quietly(command)
         finally:
             hook.remove()
             torch.cuda.set_sync_debug_mode("default")
@@ -251,33 +215,24 @@ def gpu(own):
     make_demo(demo)
     to = tempfile.mkdtemp()
     print(torch.cuda.get_device_name(), torch.__version__, to)
-    results = {}
     for line in DRY.strip().split("\n"):
         print(line, flush=True)
-        results[line] = output_of(filled(f"{line} --dry_run", to=to, demo=demo))
+        quietly(filled(f"{line} --dry_run", to=to, demo=demo))
     for line in TRAININGS.strip().split("\n"):
-        preset = "demo" if own.small else "base"
-        results[line] = train_on_card(filled(f"{line} --preset {preset}", to=to), own.seconds)
-        print(line, results[line], sep="\n  ", flush=True)
-    return results
+        command = filled(f"{line} --preset {'demo' if own.small else 'base'}", to=to)
+        print(line, train_on_card(command, own.seconds), sep="\n  ", flush=True)
 
 
 def main(argv):
     parser = argparse.ArgumentParser(
         prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    chosen = parser.add_subparsers(required=True, metavar="PART")
-    for part in (peers, gpu):
-        flags = chosen.add_parser(part.__name__, description=part.__doc__)
-        flags.set_defaults(part=part)
-        if part is peers:
-            flags.add_argument("--tiny", action="store_true", help="the smallest sizes")
-            flags.add_argument("--rounds", type=int, default=6)
-            flags.add_argument("--threads", type=int, default=2)
-        else:
-            flags.add_argument("--small", action="store_true", help="demo sizes")
-            flags.add_argument("--seconds", type=float, default=30, help="of each training")
+    parser.add_argument("part", choices=("peers", "gpu"))
+    parser.add_argument("--small", action="store_true", help="the smallest sizes, or demo sizes")
+    parser.add_argument("--rounds", type=int, default=6, help="of peers")
+    parser.add_argument("--threads", type=int, default=2, help="of peers")
+    parser.add_argument("--seconds", type=float, default=30, help="of each training on a GPU")
     own = parser.parse_args(argv)
-    return own.part(own)
+    return {"peers": peers, "gpu": gpu}[own.part](own)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from common.checkpoint import release_locks  # noqa: E402
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true",
                      help="run the tests that take more than a few seconds too")
-    parser.addoption("--peers", action="store_true",
-                     help="fail, not skip, where a package of tests/requirements-peers.txt lacks")
 
 
 def pytest_configure(config):
@@ -29,18 +27,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    """With --peers a test marked so fails where a package is missing."""
-    report = yield
-    not_run = "slow" in item.keywords and not item.config.getoption("--slow")
-    wanted = "peers" in item.keywords and item.config.getoption("--peers") and not not_run
-    if report.skipped and wanted:
-        report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} lacks a package: {report.longrepr[-1]}"
-    return report
 
 
 @pytest.fixture(scope="session")

@@ -32,11 +32,12 @@ TRAINED = {
 TRAINED = {
     program: f"{program} {flags} --steps 2 --save_every 1 --device cpu"
     for program, flags in TRAINED.items()}
+FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64"
 SEARCHES = {
     "autobert_zero":
-        "--corpus {corpus} --tasks MLM --layers 2 --hidden 16 --heads 2 --ffn 16 --batch 4 "
-        "--steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
-        "--finalist_times 1",
+        "--corpus {corpus} --glue {glue} --tasks CoLA --layers 2 --hidden 16 --heads 2 --ffn 16 "
+        "--batch 4 --steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
+        f"--finalist_times 1 {FEW}",
     "autotinybert":
         "--corpus {corpus} --tasks MLM-saved --largest 2-24-40-4-24 --smallest 1-8-8-1-8 "
         "--length 24 --batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 "
@@ -47,7 +48,6 @@ SEARCHES = {
         "--patch 8 --batch 8 --accumulate 2 --held_out 16 --steps 6 --samples 20 "
         "--generations 2 --population 10 --finalists 2",
 }
-FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 16"
 TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
 
 
@@ -71,8 +71,7 @@ def call(command, monkeypatch):
 
 
 def make_ready(demo, root):
-    """{name: folder} of small data and finished runs, made below `root` with a clock that stands
-    still."""
+    """{name: folder} of small data and finished runs, made below `root`."""
     names = ("corpus", "glue", "squad", "race", "pairs", "tuned", "cifar10", "hf", *TRAINED)
     folders = {name: root / name for name in names}
     write(root / "text.txt", Path(demo["corpus"], "language.txt").read_text()[:40_000])
@@ -81,27 +80,22 @@ def make_ready(demo, root):
         write(root / "glue" / path.relative_to(demo["glue"]), "".join(lines))
     for path in Path(demo["squad"]).glob("*.json"):
         content = json.loads(path.read_text())
-        longest = max(content["data"], key=lambda article: len(article["paragraphs"]))
-        few = longest["paragraphs"][:4]  # some questions have no answer
-        content["data"] = [{**longest, "paragraphs": few}]
-        write(root / "squad" / path.name, content)
+        article = max(content["data"], key=lambda article: len(article["paragraphs"]))
+        del article["paragraphs"][4:]  # some questions of the others have no answer
+        write(root / "squad" / path.name, {"data": [article]})
     for path in Path(demo["race"]).rglob("0.txt"):
         write(root / "race" / path.relative_to(demo["race"]), path.read_bytes())
     for end in ("en", "de"):
         lines = Path(f"{demo['train_text']}.{end}").read_text().split("\n")[:40]
         write(root / "pairs" / f"train.{end}", "\n".join(lines) + "\n")
     for name in ("data_batch_1.bin", "test_batch.bin"):
-        write(
-            root / "cifar10" / name,
-            Path(demo["cifar10"], name).read_bytes()[:40 * 3073]
-        )
+        write(root / "cifar10" / name, Path(demo["cifar10"], name).read_bytes()[:40 * 3073])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("time.perf_counter", lambda: 7.0)
         made = "data/prepare corpus --corpus {root}/text.txt --to {corpus} --vocab_size 300"
-        for name, command in {"corpus": made, **TRAINED, "tuned": TUNED}.items():
-            place = "" if name == "corpus" else f" --out {{{name}}}"
-            assert not call(filled(command + place, root=root, **folders), patch), name
-        for path in root.rglob("checkpoint.pt.previous"):  # a damaged checkpoint has none before it
-            path.unlink()
+        assert not call(filled(made, root=root, **folders), patch)
+        for name, command in {**TRAINED, "tuned": TUNED}.items():
+            assert not call(filled(f"{command} --out {{{name}}}", **folders), patch), name
         assert not call(filled("albert --export {hf} --init {albert}", **folders), patch)
+    for path in root.rglob("checkpoint.pt.previous"):  # a damaged checkpoint has none before it
+        path.unlink()
     return folders

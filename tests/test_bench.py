@@ -10,7 +10,7 @@ import pytest
 @pytest.mark.peers
 def test_peers():
     pytest.importorskip("transformers")
-    results = bench.main(["peers", "--tiny", "--rounds", "2", "--threads", "1"])
+    results = bench.main("peers --small --rounds 2 --threads 1".split())
     assert results.keys() == bench.PEERS.keys()
     for row in results.values():
         assert 0 < row["lowest"] <= row["ratio"] <= row["highest"]
@@ -20,5 +20,7 @@ def test_peers():
 def test_commands_of_gpu_have_flags_of_the_files(line):
     file, *words = shlex.split(line.format(to="", demo="")) or ["albert.py"]
     module = importlib.import_module(file.removesuffix(".py"))
-    fields = {field.name for field in dataclasses.fields(module.Config)}
-    assert {word[2:] for word in words if word.startswith("--")} <= fields | {*module.ACTIONS}
+    known = {field.name for field in dataclasses.fields(module.Config)}
+    known.update(module.ACTIONS)
+    flags = {word[2:] for word in words if word.startswith("--")}
+    assert flags <= known

@@ -1,6 +1,5 @@
 """tests/claims: verdicts of made intervals, the page, and each study at its smallest."""
 import json
-import re
 
 import pytest
 from conftest import ROOT, slow
@@ -24,9 +23,7 @@ AROUND = (0, -1, 1, 9)
     ([ABOVE], 0, "holds"),
     ([ABOVE], 1.5, "open"),
     ([ABOVE], 4, "opposite"),
-    ([AROUND], 0, "open"),
     ([(2, 1, 3, 2)], 0, "open"),  # two pairs decide nothing
-    ([(2, 2, 2, 0)], 0, "holds"),  # a count
     ([ABOVE, AROUND], 0, "open"),
     ([ABOVE, BELOW, AROUND], 0, "mixed"),
 ])
@@ -35,13 +32,7 @@ def test_verdicts(intervals, least, expected):
 
 
 def test_the_page_is_what_the_results_say():
-    text = (CLAIMS / "README.md").read_text(encoding="utf-8")
-    assert text == page.page()
-    shown = re.findall(r"!\[.*?\]\((.*?)\)", text)
-    assert {*shown} == {
-        path.relative_to(CLAIMS).as_posix()
-        for path in CLAIMS.rglob("*.png")
-    }
+    assert (CLAIMS / "README.md").read_text(encoding="utf-8") == page.page()
 
 
 SEARCH = (

@@ -13,8 +13,7 @@ PERCENT = "masked word accuracy, %"
 
 
 def run_arms(options, arms):
-    """{(arm, seed): done.json} of --pretrain with the flags of each arm, {(arm, seed): flags}.
-    """
+    """{(arm, seed): run folder} of --pretrain with the flags of {(arm, seed): flags}."""
     commands = {}
     for (arm, seed), flags in arms.items():
         words = [PROGRAM, "--pretrain", *flags, "--seed", seed, *options.flags]
@@ -34,8 +33,10 @@ def word_accuracy(options, arms):
 def pair_scores(options, folders):
     """{key: mean accuracy in percent on PAIR_TASKS} of {key: run folder}."""
     commands = {
-        f"tune-{folder.name}": [PROGRAM, "--finetune", ",".join(PAIR_TASKS), "--init", folder,
-                                "--seed", seed, *options.flags]
+        f"tune-{folder.name}": [
+            PROGRAM, "--finetune", ",".join(PAIR_TASKS), "--init", folder,
+            "--seed", seed, *options.flags,
+        ]
         for (_, seed), folder in folders.items()
     }
     scores = {}
@@ -75,8 +76,8 @@ def order(options):
     values = {"53%": [53.0] * options.seeds}
     for (objective, _), folder in folders.items():
         found = read(folder / "done.json")
-        for task, name in {"MLM": "mlm", "NSP": "nsp", "SOP": "sop"}.items():
-            score = 100 * (found[name] or 0)  # None: no pairs in the held-out text
+        for task in ("NSP", "SOP"):
+            score = 100 * (found[task.lower()] or 0)  # None: no pairs in the held-out text
             values.setdefault(f"{objective} on {task}", []).append(score)
     for (objective, _), score in pair_scores(options, folders).items():
         values.setdefault(f"{objective} on tasks", []).append(score)
@@ -90,8 +91,7 @@ def size(hidden, E, share):
 
 
 def arm_of(share, E, hidden):
-    names = {"all": "all-shared", "none": "not-shared", "ffn": "shared-FFN"}
-    return f"{names.get(share, 'shared-attention')}, E={E}, H={hidden}"
+    return f"{'all' if share == 'all' else 'not'}-shared, E={E}, H={hidden}"
 
 
 SIZES = (64, 128)
@@ -110,10 +110,8 @@ def sharing(options):
     """Two layers of width H, 3,000 steps of 64 sequences of 16 tokens, masked words alone."""
     arms = {}
     for H in SIZES:
-        for share in ("all", "attention", "ffn", "none"):
-            widths = (H // 4, H // 2, H) if share in ("all", "none") else (H // 2,)
-            for E in widths:
-                arms[arm_of(share, E, H)] = size(H, E, share)
+        for share, E in (("all", H // 2), ("all", H), ("none", H // 2)):
+            arms[arm_of(share, E, H)] = size(H, E, share)
     return word_accuracy(options, arms)
 
 
@@ -125,8 +123,10 @@ def sharing(options):
 def dropout(options):
     """Two layers of width 64 that share all weights, E = 32, 3,000 steps of 64 sequences of 16
     tokens, masked words alone."""
-    arms = {name: [*size(64, 32, "all"), "--dropout", rate]
-            for name, rate in (("no dropout", 0), ("dropout 0.1", 0.1))}
+    arms = {
+        name: [*size(64, 32, "all"), "--dropout", rate]
+        for name, rate in (("no dropout", 0), ("dropout 0.1", 0.1))
+    }
     return word_accuracy(options, arms)
 
 

@@ -158,13 +158,6 @@ def attention_step(kind, tokens, device):
     return step
 
 
-def crossover(times, softmax, linear):
-    """The length from which on linear attention is faster, as text."""
-    slower = [T for T in LENGTHS if times[f"{softmax}, {T}"] <= times[f"{linear}, {T}"]]
-    faster = [T for T in LENGTHS if T > max(slower, default=0)]
-    return f"{linear} is faster from {faster[0]} tokens on" if faster else f"{linear} is slower"
-
-
 @study(
     "0.2 core-hours",
     Claim("length", "Linear attention is faster than softmax attention on long sequences",
@@ -188,11 +181,9 @@ def length(options):
     for tokens in LENGTHS:
         calls = {f"{kind}, {tokens}": attention_step(kind, tokens, device) for kind in kinds}
         values.update(in_turns(calls, 5, clock, warm_up=1))
-    times = {name: statistics.median(each) for name, each in values.items()}
-    curves = {kind: [[T, times[f"{kind}, {T}"]] for T in LENGTHS] for kind in kinds}
-    found = [crossover(times, "softmax", "linear"),
-             crossover(times, "causal softmax", "causal linear")]
-    return {"values": values, "lines": curves, "crossover": found}
+    curves = {
+        kind: [[T, statistics.median(values[f"{kind}, {T}"])] for T in LENGTHS] for kind in kinds}
+    return {"values": values, "lines": curves}
 
 
 # --- counts

@@ -1,10 +1,8 @@
-"""Write tests/claims/README.md from the results: python -m tests.claims.page [--pictures]"""
+"""Write tests/claims/README.md from the results: python -m tests.claims.page"""
 import importlib
 import inspect
-import sys
 
-from tests.claims.pictures import draw
-from tests.claims.study import HERE, read, show, studies_of, table, verdict
+from tests.claims.study import HERE, read, show, studies_of, verdict
 
 PAPERS = {
     "autobert_zero": "AutoBERT-Zero",
@@ -25,13 +23,12 @@ where a rank correlation is judged):
 The number before an interval is the first value less the second. A verdict is about the size below
 the table, which is never the paper's own. Each command belongs to the commit next to it.
 """
+COLUMNS = "| the paper says | numbers | here | verdict |\n| --- | --- | --- | --- |"
 
 
 def show_study(paper, one, record):
     """Size, command, hardware and picture of a study."""
     about = f"commit {record['commit'][:7]}, {record['hardware']}, torch {record['torch']}"
-    if record.get("core_hours"):
-        about += f", {record['core_hours']:.2f} core-hours"
     size = " ".join(f"{inspect.getdoc(one.function)} {record.get('note', '')}".split())
     link = f"[{one.name}.json](results/{paper}/{one.name}.json)"
     text = [f"**{one.name}** ({link}): {size} `{record['command']}` ({about})."]
@@ -60,28 +57,16 @@ def page():
                 if claim.least:
                     here += f"<br>asked: more than {claim.least:g}"
                 says = f'<a id="{claim.name}"></a>{claim.says}'
-                rows.append([says, claim.paper, here, verdict(found.values(), claim.least)])
+                judged = verdict(found.values(), claim.least)
+                rows.append(f"| {says} | {claim.paper} | {here} | {judged} |")
             if path.exists():
                 below += show_study(paper, one, record)
-        text.append(f"## {title}\n")
-        text.append(table(["the paper says", "numbers", "here", "verdict"], rows) + "\n")
+        text += [f"## {title}\n", COLUMNS, *rows, ""]
         text += [f"{line}\n" for line in below]
     text.append("## Not run\n")
     text.append("Not run on this code, with the study and its cost: " + "; ".join(missing) + ".\n")
     return "\n".join(text)
 
 
-def redraw():
-    """Draw all pictures again."""
-    for paper in PAPERS:
-        module = importlib.import_module(f"tests.claims.{paper}")
-        for one in studies_of(vars(module)).values():
-            path = HERE / "results" / paper / f"{one.name}.json"
-            if one.picture and path.exists():
-                draw(path.with_suffix(".png"), one.picture, read(path))
-
-
 if __name__ == "__main__":
-    if "--pictures" in sys.argv:
-        redraw()
     (HERE / "README.md").write_text(page(), encoding="utf-8")

@@ -12,9 +12,6 @@ STYLE = {
     "text.color": INK,
     "axes.grid": True,
     "grid.color": "#dcdfe3",
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "legend.frameon": False,
     "legend.fontsize": "small",
 }

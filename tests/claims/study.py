@@ -1,11 +1,15 @@
 """What every study needs: runs as a user would start them, intervals, verdicts, a JSON record.
 
-A study is a function below a decorator that says what the paper claims, with the paper's
-numbers:
+A study is a function below a decorator that says what the paper claims, with the paper's numbers:
 
-@study("0.2 core-hours", Claim("dropout", "Dropout hurts ...", "90.4 -> 90.7 (Table 8)", [("no
-dropout", "dropout 0.1")]), picture=dots("accuracy, %")) def dropout(options): ... # commands of
-the paper file, two at a time return {"values": {arm: [value of each seed]}}
+    @study(
+        "0.2 core-hours",
+        Claim("dropout", "Dropout hurts", "90.4 -> 90.7 (Table 8)",
+              [("no dropout", "dropout 0.1")]),
+        picture=dots("accuracy, %"))
+    def dropout(options):
+        ...  # commands of the paper file, two at a time
+        return {"values": {arm: [value of each seed]}}
 
 `python -m tests.claims.PAPER NAME --jobs 2` runs it and writes results/PAPER/NAME.json. Flags
 that the study does not know go to the paper file. Every run has a run folder below
@@ -150,8 +154,8 @@ def run_name(*parts):
 def run_all(options, commands, done="done.json"):
     """Run {name: [program, argument, ...]}, options.jobs at a time, one thread each.
 
-    Returns {name: run folder}. A run whose folder holds the file `done` is skipped. The output
-    of a command goes to NAME.txt and its seconds to NAME.seconds, next to the folder.
+    Returns {name: run folder}. A run whose folder holds the file `done` is skipped. The output of a
+    command goes to NAME.txt, next to the folder.
     """
     options.runs.mkdir(parents=True, exist_ok=True)
     folders = {name: options.runs / name for name in commands}
@@ -161,27 +165,16 @@ def run_all(options, commands, done="done.json"):
             return
         program, *words = map(str, commands[name])
         command = [sys.executable, ROOT / program, *words, "--out", folders[name]]
-        began = time.time()
         with open(options.runs / f"{name}.txt", "a") as log:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             status = subprocess.run(command, stdout=log, stderr=log, env=environment).returncode
-        with open(options.runs / f"{name}.seconds", "a") as spent:
-            spent.write(f"{time.time() - began:.1f}\n")
         if status or not (folders[name] / done).exists():
             sys.exit(f"{log.name}: status {status}; the same command resumes the study")
         print(f"finished: {name}", flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(work, commands))
-    options.used.update(folders)
     return folders
-
-
-def core_hours(options):
-    """Of all runs that a study used, those that it shares with other studies too."""
-    files = [options.runs / f"{name}.seconds" for name in options.used]
-    lines = [line for path in files if path.exists() for line in path.read_text().split()]
-    return sum(map(float, lines)) / 3600
 
 
 def in_turns(calls, turns, clock=time.perf_counter, warm_up=3):
@@ -197,22 +190,10 @@ def in_turns(calls, turns, clock=time.perf_counter, warm_up=3):
 
 # --- records
 
-def table(columns, rows):
-    """A Markdown table."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
-def git_commit():
-    words = ["git", "-C", ROOT, "rev-parse", "HEAD"]
-    return subprocess.run(words, capture_output=True, text=True).stdout.strip() or "unknown"
-
-
 def hardware():
     """Name of the processor."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
     return names[0] if names else platform.machine()
 
 
@@ -227,14 +208,15 @@ def ask(one, options):
             intervals[claim.name] = measured
         for label, measured in intervals.get(claim.name, {}).items():
             print(f"{claim.name}: {verdict([measured], claim.least)}: {show(label, measured)}")
+    git = subprocess.run(
+        ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
     record = {
         "intervals": intervals,
         **found,
         "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
-        "commit": git_commit(),
+        "commit": git.stdout.strip(),
         "hardware": hardware(),
         "torch": torch.__version__,
-        "core_hours": round(core_hours(options), 3),
     }
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / f"{one.name}.json"
@@ -254,10 +236,7 @@ def main(paper, namespace, argv=None):
     """The command line of a paper's studies."""
     argv = sys.argv[1:] if argv is None else argv
     studies = studies_of(namespace)
-    listed = [f"  {name:12} {one.hours}" for name, one in studies.items()]
-    parser = argparse.ArgumentParser(
-        prog=f"python -m tests.claims.{paper}", epilog="\n".join(["studies:", *listed]),
-        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog=f"python -m tests.claims.{paper}", allow_abbrev=False)
     parser.add_argument("name", choices=studies)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm (default: 3)")
@@ -266,5 +245,4 @@ def main(paper, namespace, argv=None):
     options, options.flags = parser.parse_known_args(argv)
     options.paper = paper
     options.argv = argv
-    options.used = set()
     return ask(studies[options.name], options)
