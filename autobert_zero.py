@@ -15,7 +15,7 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fi
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: There are 44 departures from the paper, D1 to D44: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 41 departures from the paper, D1 to D41: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import collections
@@ -269,8 +269,8 @@ def canonical(graph):
 
 def used_inputs(graph):
     """Sorted numbers of the inputs that a graph reads."""
-    operands = {operand for _, *operands in graph for operand in operands}
-    return sorted(operand for operand in operands if operand < len(INPUTS))
+    return sorted({operand for _, *operands in graph for operand in operands
+                   if operand < len(INPUTS)})
 
 
 def why_illegal(graph, max_path=None):
@@ -324,7 +324,7 @@ def formula(graph):
 def parse_formula(text):
     """The canonical graph of a formula. Raises ValueError with the reason."""
     names = {name: index for index, name in enumerate(INPUTS)}
-    functions = {form.partition("(")[0]: op for op, form in TEXT.items() if form[0] not in "({"}
+    functions = {"cos": "cosine", "dist": "euclidean"}
 
     def read(tree):
         """An expression as in tree_of()."""
@@ -338,8 +338,8 @@ def parse_formula(text):
             case ast.Attribute(value, "T"):
                 return "transpose", read(value)
             case ast.Call(ast.Name(name), values):
-                op = functions[name]
-                if len(values) == (1 if op in UNARY else 2):
+                op = functions.get(name, name)
+                if op in OPS and len(values) == (1 if op in UNARY else 2):
                     return op, *map(read, values)
         raise ValueError
 
@@ -349,8 +349,8 @@ def parse_formula(text):
             names[statement.targets[0].id] = read(statement.value)
         graph = canonical(graph_of(read(output.value)))
     except (SyntaxError, AttributeError, KeyError, ValueError):
-        raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, "
-                         f"{', '.join(functions)}") from None
+        raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, neg, scale, "
+                         "softmax, logsigmoid, softsign, cos, dist") from None
     if reason := why_illegal(graph):
         raise ValueError(f"{text!r}: {reason}")
     return graph
@@ -430,12 +430,11 @@ def stretch(arch, layers):
 
 def read_arch(name, layers):
     """The architecture of --arch and --layers. Raises ValueError with the reason."""
-    text = name
     if name.endswith(".json"):
-        text = str(json.loads(Path(name).read_text(encoding="utf-8"))["arch"])
+        name = str(json.loads(Path(name).read_text(encoding="utf-8"))["arch"])
     named = {"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}
-    arch = parse_arch(named.get(text, text))
-    if text == "autobert-zero" or layers == 2 * len(arch):
+    arch = parse_arch(named.get(name, name))
+    if name == "autobert-zero" or layers == 2 * len(arch):
         arch = stretch(arch, layers)
     if len(arch) != layers:
         raise ValueError(f"it has {len(arch)} layers; set --layers {len(arch)}")
@@ -462,7 +461,7 @@ SIMPLE = {
     "transpose": lambda x: x.transpose(-1, -2),
     "add": torch.add,
     "logsigmoid": F.logsigmoid,
-    # D42: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
+    # D15: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
     "softsign": F.softsign,
 }
 
@@ -1217,7 +1216,7 @@ def score_task(model, task, cfg, device):
     tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
     optimizer = make_optimizer(tuned, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
-    state = fine_tune(tuned, task, optimizer, task_rate(task, cfg), cfg, device, key)
+    state = fine_tune(tuned, task, optimizer, task_rate(task), cfg, device, key)
     if state["diverged"]:
         raise Diverged(state["diverged"])
     # D32: a negative metric counts as 0, which a diverged candidate has
@@ -1240,8 +1239,14 @@ def evaluate_all(archs, number, supernet, run, name, data, cfg):
             print0(run.ranks, f"{key:>9}  {words}  {result['seconds']:.0f} s  "
                               f"{short_form(archs[key])}")
 
-    results = share_out(run.ranks, list(archs), folder, name, evaluate,
-                        lambda key: len(arch_text(archs[key])), report)
+    results = share_out(
+        run.ranks,
+        list(archs),
+        folder,
+        name,
+        evaluate,
+        lambda key: len(arch_text(archs[key])),
+        report)
     return dict(zip(archs, results))
 
 
@@ -1272,23 +1277,29 @@ def search(supernet, run, data, cfg):
     history = checkpoint.restore().get("history", [])
     begin = history[-1]["round"] + 1 if history else 0
     on_main(run.ranks, write_history, run, begin - 1, history)
-    for number in range(begin, len(round_sizes(cfg))):
+    sizes = round_sizes(cfg)
+    for number in range(begin, len(sizes)):
         name = f"round-{number}"
         proposals = propose(history, number, cfg)  # lines 1, 4 to 7
         archs = {len(history) + index: arch for index, (_, arch) in enumerate(proposals)}
         results = evaluate_all(archs, number, supernet, run, name, data, cfg)  # lines 2, 8, 9
-        lines = [{"id": key, "round": number, "parent": parent, "arch": arch_text(arch),
-                  **results[key]} for key, (parent, arch) in enumerate(proposals, len(history))]
+        lines = [
+            {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
+            for key, (parent, arch) in enumerate(proposals, len(history))]
         if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
-            ids = [line["id"] for line in ranked(lines)]
-            supernet.write_back((archs[key], load_file(run.folder / name / f"{key}.pt"))
-                                for key in ids)
+            supernet.write_back(
+                (archs[line["id"]], load_file(run.folder / name / f"{line['id']}.pt"))
+                for line in ranked(lines))
         history = history + lines  # line 11
         checkpoint.save(history=history)
         gather(run.ranks, None)  # a round's files are deleted when all processes have read them
         on_main(run.ranks, write_history, run, number, history)
         best = max(line["score"] for line in history)
         run.log("search", number, candidates=len(history), best=best)
+        seconds = statistics.fmean(line["seconds"] for line in lines)
+        minutes = seconds * sum(sizes[number + 1:]) / run.ranks.size / 60
+        print0(run.ranks,
+               f"round {number + 1} of {len(sizes)}, about {minutes:,.0f} minutes left")
     return history
 
 
@@ -1330,7 +1341,7 @@ def run_search(cfg):
         kinds = dict.fromkeys(names, functools.partial(GlueTask, search=True))
         for name in names:
             data.tasks[name] = open_task(name, cfg, data.tokenizer, recipes(cfg), kinds)
-        on_main(ranks, print_plan, run, data, cfg)
+        print0(ranks, f"plan: {sum(round_sizes(cfg))} candidates, then {cfg.finalists} finalists")
         first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first)
         history = search(supernet, run, data, cfg)
@@ -1343,7 +1354,16 @@ def run_search(cfg):
             supernet.write_back([(parse_arch(best["arch"]), weights)])  # what --init uses
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         checkpoint.save(history=history)
-        result = search_result(best, history, finalists, baselines, data)
+        majority = {name: task.majority_baseline for name, task in data.tasks.items()}
+        baselines["majority"] = {"score": statistics.mean(majority.values()), "scores": majority}
+        errors = [task.standard_error(best["scores"][name]) for name, task in data.tasks.items()]
+        result = {
+            **{key: best[key] for key in ("id", "arch", "score", "scores")},
+            "standard_error": math.hypot(*errors) / len(errors),
+            "candidates": len(history),
+            "finalists": finalists,
+            "baselines": baselines,
+        }
         on_main(ranks, write_json, run.folder / "best.json", result)
         run.finish(result)
         print_best(run, cfg)
@@ -1364,43 +1384,6 @@ def train_finalists(history, first, run, data, cfg):
     results = evaluate_all(archs, 0, first, run, "finalists", data, longer)
     finalists = [{**line, **results.pop(line["id"])} for line in lines]
     return finalists, results
-
-
-def search_result(best, history, finalists, baselines, data):
-    """The content of best.json. best: the line of a candidate; the other arguments as from search()
-    and train_finalists()."""
-    majority = {name: task.majority_baseline for name, task in data.tasks.items()}
-    mean = statistics.mean(majority.values())
-    errors = [task.standard_error(best["scores"][name]) for name, task in data.tasks.items()]
-    return {
-        **{key: best[key] for key in ("id", "arch", "score", "scores")},
-        "standard_error": math.hypot(*errors) / len(errors),
-        "candidates": len(history),
-        "finalists": finalists,
-        "baselines": {**baselines, "majority": {"score": mean, "scores": majority}},
-    }
-
-
-def print_plan(run, data, cfg):
-    """Print what a search trains, and about how long its rounds take: by the time of a step of the
-    hybrid network, where tokens of fine-tuning count like those of pre-training."""
-    alone = Ranks(0, 1, data.device)
-    model = LanguageModel(hand_designed(cfg.layers)["hybrid"], cfg, shared=True).to(data.device)
-    optimizer = make_optimizer(model, cfg.weight_decay)
-    batches = [language_batch(data, data.train, *part)
-               for part in micro_batches(cfg, alone, 0, cfg.steps - 1)]
-    for _ in range(2):  # the first step warms up
-        began = time.perf_counter()
-        float(train_step(model, optimizer, iter(batches), cfg, alone)[1])  # waits for a GPU
-        seconds = time.perf_counter() - began
-    tuned = sum(task.steps * task.recipe.batch * task.recipe.length for task in data.tasks.values())
-    steps = cfg.steps + tuned / (cfg.batch * cfg.length)  # of a candidate
-    sizes = round_sizes(cfg)
-    minutes = sum(math.ceil(size / run.ranks.size) for size in sizes) * steps * seconds / 60
-    print0(run.ranks, f"plan: a warm start of {cfg.warm_times} x {cfg.steps} steps; {sum(sizes)} "
-                      f"candidates in {len(sizes)} rounds, about {minutes:,.0f} minutes with "
-                      f"{run.ranks.size} process(es); {cfg.finalists} finalists of "
-                      f"{cfg.finalist_times} x {cfg.steps} steps")
 
 
 def print_best(run, cfg):
@@ -1438,17 +1421,17 @@ def draw_next_sentence(segments, generator):
     return ids, lengths, other.long().masked_fill(single, -100)
 
 
-def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking of ids (B, T): `rate` of the tokens are predicted; 80% of these become [MASK],
-    10% a random token, and 10% stay.
+def mask_tokens(ids, tokenizer, generator):
+    """BERT's masking of ids (B, T): MASK_RATE of the tokens are predicted; 80% of these become
+    [MASK], 10% a random token, and 10% stay.
 
     Returns the changed ids, masked positions (M,) in ids.flatten() and labels (M,), -100 for
     filler."""
     # D17: the rate holds for the batch, so that M depends on B and T alone
-    M = max(1, round(rate * ids.numel()))
+    M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
-    count = max(1, round(rate * len(text)))
+    count = max(1, round(MASK_RATE * len(text)))
     chosen = text[torch.randperm(len(text), generator=generator)[:count]]
     labels = ids.flatten()[chosen]
     kind = torch.rand(len(chosen), generator=generator)
@@ -1513,7 +1496,7 @@ def language_batch(data, corpus, cfg, first, count):
     second, second_length, next_labels = draw_next_sentence(text, generator)
     ids, token_type_ids, lengths = join(text.segment_a, text.length_a, second, second_length,
                                   data.tokenizer, empty_b=True)  # [CLS] A [SEP] B [SEP]
-    ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
+    ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, generator)
     return send((ids, token_type_ids, lengths, masked_positions, labels, next_labels), data.device)
 
 
@@ -1617,6 +1600,7 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
 
 
 def print_pretrained(run, cfg):
+    """Print a finished pre-training and the command that comes next."""
     result = run.finished
     shares = {name: value for name, value in result.items() if not name.endswith("loss")}
     print0(run.ranks, f"held-out text: {percent(shares)}; MLM loss {result['mlm_loss']:.4f} nats")
@@ -1664,6 +1648,7 @@ def pretrain(cfg):
 # --arch and --init: the architecture and weights at the start of an action
 
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding", "vocab_size")
+FOLLOWED = ("length", "dropout", "init_std")  # the weights', unless a flag is given
 
 
 def resolve_arch(cfg):
@@ -1678,9 +1663,9 @@ def resolve_arch(cfg):
 
 def read_run(cfg):
     """(weights, architecture or None for a super-net, "--init") of --init; cfg gets its shape,
-    vocabulary, architecture and length."""
+    vocabulary, architecture and FOLLOWED."""
     trained = (*SHAPE, "arch")
-    owned = read_init(cfg, {"search": SHAPE, "pretrain": trained, "finetune": trained}, ("length",))
+    owned = read_init(cfg, {"search": SHAPE, "pretrain": trained, "finetune": trained}, FOLLOWED)
     if "model" in owned:
         return owned["model"], resolve_arch(cfg), "--init"
     if "arch" not in cfg.given:
@@ -1732,10 +1717,10 @@ def recipes(cfg):
     return table
 
 
-def task_rate(task, cfg):
+def task_rate(task):
     """The learning rate of a fine-tuning as a function of the step."""
-    peak = cfg.finetune_lr or task.recipe.lr
-    return lambda step: peak * schedule(step, task.steps, task.recipe.warmup)
+    recipe = task.recipe
+    return lambda step: recipe.lr * schedule(step, task.steps, recipe.warmup)
 
 
 def train_task(task, cfg, arch, source, folder, data, run):
@@ -1748,7 +1733,7 @@ def train_task(task, cfg, arch, source, folder, data, run):
     key = (cfg.seed, "fine-tuning", task.name)
     # D20: the weights of the best evaluation count; the paper does not say which it reports
     result, outputs = finetune_job(
-        model, task, optimizer, task_rate(task, cfg), cfg, data.device, key, folder, run,
+        model, task, optimizer, task_rate(task), cfg, data.device, key, folder, run,
         evaluate_at=task.evaluation_steps(cfg.eval_every))
     if outputs:
         settings = dataclasses.replace(cfg, tasks=task.name)
@@ -1784,7 +1769,7 @@ def finetune(cfg, text):
 
         def work(job, mnli):
             name, number = job.rsplit("-", 1)
-            # D43: one learning rate and weight decay, App. D.1's; App. D.2 chooses among 12 pairs
+            # D36: one learning rate and weight decay, App. D.1's; App. D.2 chooses among 12 pairs
             settings = dataclasses.replace(cfg, seed=cfg.seed + int(number))
             start = source
             if mnli:
@@ -1810,8 +1795,8 @@ def export(cfg, name):
     source = read_run(cfg)
     arch = resolve_arch(cfg)
     tokenizer = load_tokenizer(cfg.tokenizer)
-    others = (path.with_suffix(".mmd"), path.with_suffix(".pt"))
-    for each in (path, *others, path.with_name(tokenizer.file_name)):
+    vocabulary = path.with_name(tokenizer.file_name)
+    for each in (path, path.with_suffix(".mmd"), path.with_suffix(".pt"), vocabulary):
         if each.exists():
             raise UserError(f"--export {name}: {each} exists already; choose another folder")
     model = LanguageModel(arch, cfg)
