@@ -1341,7 +1341,8 @@ def run_search(cfg):
         kinds = dict.fromkeys(names, functools.partial(GlueTask, search=True))
         for name in names:
             data.tasks[name] = open_task(name, cfg, data.tokenizer, recipes(cfg), kinds)
-        print0(ranks, f"plan: {sum(round_sizes(cfg))} candidates, then {cfg.finalists} finalists")
+        print0(ranks, f"plan: {sum(round_sizes(cfg))} candidates, after a warm start of "
+                      f"{cfg.warm_times} x {cfg.steps} steps; then {cfg.finalists} finalists")
         first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first)
         history = search(supernet, run, data, cfg)
@@ -1788,15 +1789,14 @@ def finetune(cfg, text):
 
 def export(cfg, name):
     """Write the network of --init, of a search, a pre-training or a fine-tuning's RUN/TASK, as
-    FILE.py, .mmd (a drawing), .pt and its vocabulary."""
+    FILE.py, its weights as .pt, and its vocabulary."""
     path = Path(name)
     if path.suffix != ".py":
         raise UserError(f"--export {name}: name a module, such as network.py")
     source = read_run(cfg)
     arch = resolve_arch(cfg)
     tokenizer = load_tokenizer(cfg.tokenizer)
-    vocabulary = path.with_name(tokenizer.file_name)
-    for each in (path, path.with_suffix(".mmd"), path.with_suffix(".pt"), vocabulary):
+    for each in (path, path.with_suffix(".pt"), path.with_name(tokenizer.file_name)):
         if each.exists():
             raise UserError(f"--export {name}: {each} exists already; choose another folder")
     model = LanguageModel(arch, cfg)
@@ -1810,7 +1810,7 @@ def export(cfg, name):
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     print(start_from(model, source))
     write_network(path, model, cfg, tokenizer, labels, length)
-    print(f"{path}: written, with its weights, drawing and {tokenizer.file_name}")
+    print(f"{path}: written, with its weights and {tokenizer.file_name}")
 
 
 def forward_flops(arch, cfg):

@@ -32,11 +32,12 @@ TRAINED = {
 TRAINED = {
     program: f"{program} {flags} --steps 2 --save_every 1 --device cpu"
     for program, flags in TRAINED.items()}
+FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64"
 SEARCHES = {
     "autobert_zero":
-        "--corpus {corpus} --tasks MLM --layers 2 --hidden 16 --heads 2 --ffn 16 --batch 4 "
-        "--steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
-        "--finalist_times 1",
+        "--corpus {corpus} --glue {glue} --tasks CoLA --layers 2 --hidden 16 --heads 2 --ffn 16 "
+        "--batch 4 --steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
+        f"--finalist_times 1 {FEW}",
     "autotinybert":
         "--corpus {corpus} --tasks MLM-saved --largest 2-24-40-4-24 --smallest 1-8-8-1-8 "
         "--length 24 --batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 "
@@ -47,7 +48,6 @@ SEARCHES = {
         "--patch 8 --batch 8 --accumulate 2 --held_out 16 --steps 6 --samples 20 "
         "--generations 2 --population 10 --finalists 2",
 }
-FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 16"
 TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
 
 
