@@ -972,7 +972,7 @@ class OperationPriority:
     position, shared by all attention layers, and one over KERNELS in each layer."""
 
     def __init__(self, history, cfg):
-        self.alpha = cfg.alpha
+        self.cfg = cfg
         self.samples = collections.defaultdict(list)  # {(position or layer, option): its scores}
         if cfg.strategy != "op-nas":
             return
@@ -996,7 +996,8 @@ class OperationPriority:
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
         softmax (Sec. 3.2) of Eq. 3, and 0 for options that are not `legal`."""
         samples = [self.samples[position, option] for option in options]
-        scores = ucb([sum(each) for each in samples], [len(each) for each in samples], self.alpha)
+        scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
+                     self.cfg.alpha)
         # D9: Eq. 3 has scores in standard deviations, so that the unit of a metric does not matter,
         # and the softmax multiplies it by SHARPNESS. A tenth of the probability is uniform, so that
         # an option that failed once is tried again. With the paper's alpha = 0.01 the bonus of Eq.
