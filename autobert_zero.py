@@ -15,16 +15,16 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fi
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: There are 44 departures from the paper, D1 to D44: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 41 departures from the paper, D1 to D41: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
+import collections
 import copy
 import dataclasses
 import functools
 import itertools
 import json
 import math
-import os
 import random
 import re
 import shutil
@@ -33,9 +33,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Literal
-
-if __name__ == "__main__" and os.isatty(2) and os.environ.get("RANK", "0") == "0":
-    print("importing torch ...", file=sys.stderr)  # takes seconds
 
 import torch
 import torch.nn.functional as F
@@ -68,10 +65,10 @@ class Config:
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: trained
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
     held_out: float = 0.05  # fraction of documents held out, at most 1,000; from 1 on, number [> 0]
-    tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks; MLM: held-out text (D15)
+    tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search
     train_examples: int = 0  # training examples of each task; 0: all
     # model
-    arch: str = "autobert-zero"  # | bert | text | best.json; with /att-only, /conv-only: Table 5
+    arch: str = "autobert-zero"  # | bert | text | best.json
     layers: int = 12  # L [>= 1]
     hidden: int = 768  # d [>= 1]
     heads: int = 12  # A [>= 1]
@@ -101,7 +98,6 @@ class Config:
     finetune_length: int | None = None  # tokens in an input; default --length, SQuAD 384 [8, 512]
     eval_every: int = 100  # steps between evaluations on dev, App. D.2; 0: up to 20 in all
     runs: int = 1  # seeds of each fine-tuning; the median counts [>= 1]
-    grid: bool = False  # fine-tune at the 12 settings of App. D.2, the best one counts
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: uniform mutations
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
@@ -113,7 +109,7 @@ class Config:
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # best candidates trained again, alone (D37); 0: none, as in the paper
     finalist_times: int = 1  # steps of a finalist, in a candidate's --steps [>= 1]
-    warm_times: int = 0  # steps of the warm start, in a candidate's --steps (D40); 0: no warm start
+    warm_times: int = 0  # steps of the warm start, in a candidate's --steps (D40); 0, --init: none
     # not settings: the given flags, the file's name, flags that name models, names in run folders
     given = frozenset()
     action = ""
@@ -173,7 +169,6 @@ PRESETS = {
         finetune_epochs=1,
         eval_every=1,
         runs=1,
-        grid=False,
         population=2, rounds=1, parents=1, children=1,
         finalists=2, finalist_times=1,
         warm_times=1),
@@ -274,8 +269,8 @@ def canonical(graph):
 
 def used_inputs(graph):
     """Sorted numbers of the inputs that a graph reads."""
-    operands = {operand for _, *operands in graph for operand in operands}
-    return sorted(operand for operand in operands if operand < len(INPUTS))
+    return sorted({operand for _, *operands in graph for operand in operands
+                   if operand < len(INPUTS)})
 
 
 def why_illegal(graph, max_path=None):
@@ -318,7 +313,7 @@ def formula(graph):
     for index, (op, *operands) in enumerate(graph, len(INPUTS)):
         text = TEXT[op].format(*[texts[operand] for operand in operands])
         if reads.count(index) > 1:
-            name = next(names, f"x{index}")
+            name = next(names)
             statements.append(f"{name} = {text}")
             text = name
         texts.append(text)
@@ -328,9 +323,8 @@ def formula(graph):
 
 def parse_formula(text):
     """The canonical graph of a formula. Raises ValueError with the reason."""
-    result = 0
     names = {name: index for index, name in enumerate(INPUTS)}
-    functions = {form.partition("(")[0]: op for op, form in TEXT.items() if form[0] not in "({"}
+    functions = {"cos": "cosine", "dist": "euclidean"}
 
     def read(tree):
         """An expression as in tree_of()."""
@@ -344,58 +338,46 @@ def parse_formula(text):
             case ast.Attribute(value, "T"):
                 return "transpose", read(value)
             case ast.Call(ast.Name(name), values):
-                op = functions[name]
-                if len(values) == (1 if op in UNARY else 2):
+                op = functions.get(name, name)
+                if op in OPS and len(values) == (1 if op in UNARY else 2):
                     return op, *map(read, values)
         raise ValueError
 
     try:
-        for statement in ast.parse(text).body:
-            match statement:
-                case ast.Assign([ast.Name(name)], value):
-                    names[name] = read(value)
-                case ast.Expr(value):
-                    result = read(value)
-                case _:
-                    raise ValueError
-    except (SyntaxError, KeyError, ValueError):
-        raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, "
-                         f"{', '.join(functions)}") from None
-    graph = canonical(graph_of(result))
+        *assignments, output = ast.parse(text.strip()).body
+        for statement in assignments:
+            names[statement.targets[0].id] = read(statement.value)
+        graph = canonical(graph_of(read(output.value)))
+    except (SyntaxError, AttributeError, KeyError, ValueError):
+        raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, neg, scale, "
+                         "softmax, logsigmoid, softsign, cos, dist") from None
     if reason := why_illegal(graph):
         raise ValueError(f"{text!r}: {reason}")
     return graph
 
 
 def simplify(graph):
-    """An equal graph without minus signs that cancel: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
+    """An equal graph with fewer minus signs: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
 
     A minus sign moves through operations that are linear or odd, and a cosine does not depend on
     the scale of its operands. For people to read: a search works on the graphs that it drew.
     """
 
-    def rewrite(tree):
-        match tree:
-            case ("neg", ("neg", x)) | ("transpose", ("transpose", x)):
-                return x
-            case ("transpose" | "scale" | "softsign" as op, ("neg", x)):
-                return "neg", simple((op, x))
-            case (("matmul" | "cosine" as op, ("neg", x), y)
-                  | ("matmul" | "cosine" as op, x, ("neg", y))):
-                return simple(("neg", (op, x, y)))
-            case ("add", ("neg", x), ("neg", y)):
-                return "neg", ("add", x, y)
-            case ("euclidean", ("neg", x), ("neg", y)):
-                return "euclidean", x, y
-            case ("cosine", ("scale", x), y) | ("cosine", x, ("scale", y)):
-                return simple(("cosine", x, y))
-        return tree
-
     def simple(tree):
         if isinstance(tree, int):
             return tree
         op, *parts = tree
-        return rewrite((op, *map(simple, parts)))
+        match op, *map(simple, parts):
+            case ("neg", ("neg", x)) | ("transpose", ("transpose", x)):
+                return x
+            case ("transpose" | "scale" | "softsign", ("neg", x)):
+                return "neg", simple((op, x))
+            case ("matmul" | "cosine", ("neg", x), y) | ("matmul" | "cosine", x, ("neg", y)):
+                return simple(("neg", (op, x, y)))
+            case ("cosine", ("scale", x), y) | ("cosine", x, ("scale", y)):
+                return simple(("cosine", x, y))
+            case other:
+                return other
 
     tree = simple(tree_of(graph, len(INPUTS) + len(graph) - 1))
     return min(graph, canonical(graph_of(tree)), key=len)
@@ -410,16 +392,14 @@ def arch_text(arch):
 @functools.cache
 def parse_arch(text):
     """The architecture of a text form. Raises ValueError, which names the wrong layer."""
+    kernels = {f"conv{size}": size for size in KERNELS}
     layers = []
     for number, part in enumerate(text.split("|"), 1):
-        kernel = re.fullmatch(r"conv(\d+)", part.strip())
         try:
-            layers.append(int(kernel[1]) if kernel else parse_formula(part.strip()))
+            layers.append(kernels.get(part.strip()) or parse_formula(part))
         except ValueError as error:
-            raise ValueError(f"layer {number}: {error}") from None
-        if kernel and layers[-1] not in KERNELS:
-            known = ", ".join(map(str, KERNELS))
-            raise ValueError(f"layer {number}: kernel size {kernel[1]}; choose from {known}")
+            raise ValueError(f"layer {number}: neither {', '.join(kernels)}, nor a legal "
+                             f"attention: {error}") from None
     return tuple(layers)
 
 
@@ -435,54 +415,26 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 ))
 
 
-def ablate(arch, kind):
-    """Table 5: "att-only" replaces a convolution with the attention after it (the last ones: before
-    it), "conv-only" an attention with the convolution before it."""
-    # D14: for conv-only, and for depths other than 12 and 24, the choice is ours
-    # D27: AutoBERT-att, -conv and w/o-desc of Tables 2, 3 are searched networks of Figures 9 to 11
-    wanted = int if kind == "conv-only" else tuple
-    direction = -1 if kind == "conv-only" else 1
-    kept = [index for index, layer in enumerate(arch) if isinstance(layer, wanted)]
-    if not kept:
-        raise ValueError(f"the architecture has no layer to build {kind} from")
-
-    def nearest(index):
-        """The index of the nearest kept layer, of those in the direction if there are any."""
-        return min(kept, key=lambda other: ((other - index) * direction < 0, abs(other - index)))
-
-    return tuple(arch[nearest(index)] for index in range(len(arch)))
+# D27: AutoBERT-att, -conv and w/o-desc of Tables 2, 3 are searched networks of Figures 9 to 11
 
 
 def stretch(arch, layers):
-    """An architecture of pairs of layers at another depth. More layers: each pair is repeated
-    after itself (App. D.2, large). Fewer: evenly spaced pairs. Odd: the last layer is dropped."""
-    pairs = len(arch) // 2
+    """An architecture of pairs of layers at another depth, by evenly spaced pairs: twice as many
+    layers repeat each pair after itself (App. D.2, large). Odd: the last layer is dropped."""
+    # D14: for depths other than 12 and 24 the choice is ours
+    last = len(arch) // 2 - 1
     count = (layers + 1) // 2
-    if count > pairs:
-        chosen = [index * pairs // count for index in range(count)]
-    else:  # D14
-        chosen = [round(index * (pairs - 1) / max(count - 1, 1)) for index in range(count)]
+    chosen = [round(index * last / max(count - 1, 1)) for index in range(count)]
     return tuple(layer for pair in chosen for layer in arch[2 * pair:2 * pair + 2])[:layers]
-
-
-def read_best(path):
-    """The text form of the architecture in a search's best.json. Raises ValueError."""
-    try:
-        return str(json.loads(Path(path).read_text(encoding="utf-8"))["arch"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"no best.json of a search ({error})") from None
 
 
 def read_arch(name, layers):
     """The architecture of --arch and --layers. Raises ValueError with the reason."""
-    text, kind = re.fullmatch("(.*?)(?:/(att-only|conv-only))?", name, re.DOTALL).groups()
-    if text.endswith(".json"):
-        text = read_best(text)
+    if name.endswith(".json"):
+        name = str(json.loads(Path(name).read_text(encoding="utf-8"))["arch"])
     named = {"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}
-    arch = parse_arch(named.get(text, text))
-    if kind:
-        arch = ablate(arch, kind)
-    if text == "autobert-zero" or (len(arch), layers) == (12, 24):
+    arch = parse_arch(named.get(name, name))
+    if name == "autobert-zero" or layers == 2 * len(arch):
         arch = stretch(arch, layers)
     if len(arch) != layers:
         raise ValueError(f"it has {len(arch)} layers; set --layers {len(arch)}")
@@ -509,7 +461,7 @@ SIMPLE = {
     "transpose": lambda x: x.transpose(-1, -2),
     "add": torch.add,
     "logsigmoid": F.logsigmoid,
-    # D42: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
+    # D15: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
     "softsign": F.softsign,
 }
 
@@ -564,8 +516,7 @@ def find_softmax_attention(graph):
     chain = []
     for op in ("matmul", "softmax", "scale", "matmul"):  # from the output, along first operands
         node = graph[operand - len(INPUTS)] if operand >= len(INPUTS) else (None,)
-        readers = 1 if chain else 0  # nothing reads the output
-        if node[0] != op or reads.count(operand) != readers:
+        if node[0] != op or reads.count(operand) > 1:
             return None
         chain.append(operand)
         operand = node[1]
@@ -837,18 +788,16 @@ def count(arch, cfg):
     encoder = count_parameters(model.encoder)
     layers = count_parameters(model.encoder.layers)
     pooler = count_parameters(model.pooler)
-    H = cfg.hidden
-    E = cfg.embedding or H
-    # a convolution's projection d -> 2d counts as two, an attention's one for each of Q, K, V, P
-    projections = sum(2 if isinstance(layer, int) else len(used_inputs(layer)) for layer in arch)
+    E = cfg.embedding or cfg.hidden
+    projections = [each.inputs for each in model.modules() if hasattr(each, "inputs")]
     flops = counter.get_total_flops()
     return {
         "parameters": total,
         "parts": {"embeddings": encoder - layers, "layers": layers, "pooler": pooler,
                   "heads": total - encoder - pooler},
-        "attention_parameters": projections * (H * H + H),
+        "attention_parameters": sum(map(count_parameters, projections)),
         "flops": flops,
-        "flops_with_vocabulary_head": flops + 2 * 128 * E * (H + cfg.vocab_size),
+        "flops_with_vocabulary_head": flops + 2 * 128 * E * (cfg.hidden + cfg.vocab_size),
         "flops_counting": "a forward pass of 128 tokens: matrix products and convolutions, "
                           "2 per multiply-add; embeddings are look-ups",
     }
@@ -1024,7 +973,9 @@ class OperationPriority:
 
     def __init__(self, history, cfg):
         self.cfg = cfg
-        self.cells = {}  # {(options, position): {option: its scores}}
+        self.samples = collections.defaultdict(list)  # {(position or layer, option): its scores}
+        if cfg.strategy != "op-nas":
+            return
         scores = [line["score"] for line in ranked(history)] or [0.0]
         mean = statistics.fmean(scores)
         deviation = statistics.pstdev(scores) or 1.0
@@ -1032,34 +983,26 @@ class OperationPriority:
             # D31: a diverged candidate counts as the worst score; 0 would exclude all its
             # operations
             score = scores[-1] if line["diverged"] else line["score"]
-            score = (score - mean) / deviation
             for number, layer in enumerate(parse_arch(line["arch"])):
-                if isinstance(layer, int):
-                    self.add(KERNELS, number, layer, score)
-                    continue
-                for position, (op, *_) in enumerate(layer):
-                    self.add(OPS, position, op, score)
-
-    def add(self, options, position, option, score):
-        """Count one sample."""
-        # D33: N_i of Eq. 3 counts occurrences in evaluated candidates, most of them inherited; the
-        # paper's counts what was sampled
-        cell = self.cells.setdefault((options, position), {each: [] for each in options})
-        cell[option].append(score)
+                options = [(number, layer)]
+                if not isinstance(layer, int):
+                    options = [(position, op) for position, (op, *_) in enumerate(layer)]
+                # D33: N_i of Eq. 3 counts occurrences in evaluated candidates, most of them
+                # inherited; the paper's counts what was sampled
+                for option in options:
+                    self.samples[option].append((score - mean) / deviation)
 
     def probabilities(self, options, position, legal=None):
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
         softmax (Sec. 3.2) of Eq. 3, and 0 for options that are not `legal`."""
-        allowed = [option in (legal or options) for option in options]
-        scores = [0.0] * len(options)
-        if self.cfg.strategy == "op-nas" and (options, position) in self.cells:
-            samples = self.cells[options, position].values()
-            scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
-                         self.cfg.alpha)
+        samples = [self.samples[position, option] for option in options]
+        scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
+                     self.cfg.alpha)
         # D9: Eq. 3 has scores in standard deviations, so that the unit of a metric does not matter,
         # and the softmax multiplies it by SHARPNESS. A tenth of the probability is uniform, so that
         # an option that failed once is tried again. With the paper's alpha = 0.01 the bonus of Eq.
         # 3 is a factor of at most e^0.15 (1 sample of 1,000): it is the uniform tenth that explores
+        allowed = [option in (legal or options) for option in options]
         top = max(itertools.compress(scores, allowed))
         weights = [math.exp(SHARPNESS * (score - top)) if legal else 0.0
                    for score, legal in zip(scores, allowed)]
@@ -1174,10 +1117,9 @@ def edit_graph(graph, rng, priority):
     return None
 
 
-def mutate(parent, rng, priority=None):
+def mutate(parent, rng, priority):
     """A child of an architecture (Alg. 1, lines 6, 7): a random layer may change its kind, at
-    random, then a random layer changes inside, by the OperationPriority or uniformly."""
-    priority = priority or OperationPriority([], Config())
+    random, then a random layer changes inside, by the OperationPriority."""
     child = list(parent)
     # D16: only half of the children change a kind, so that a child can differ in one attention
     # alone
@@ -1255,66 +1197,64 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path):
     try:
         first = number * cfg.steps * cfg.batch
         train_language_model(model, data, cfg, alone, checkpoint, first=first)
-        scores = score_tasks(model, arch, data, cfg, path.with_suffix(".scores"))
+        scores = {name: score_task(model, task, cfg, data.device)
+                  for name, task in data.tasks.items()}
     except Diverged as error:
         diverged = str(error)  # D12: it scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.remove()
     # D19: the mean over --tasks, with MNLI's matched half, and no candidate twice (propose); the
     # paper does not say
-    score = sum(scores.values()) / len(data.tasks)
+    score = sum(scores.values()) / max(len(scores), 1)
     seconds = round(time.perf_counter() - began, 3)
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
-def score_tasks(model, arch, data, cfg, path):
-    """{task: main metric on dev} of copies of the model, each fine-tuned on a task. Kept in
-    `path`."""
-    scores = read_json(path) if path.exists() else {}
-    for name, task in data.tasks.items():
-        if name in scores:
-            continue
-        if name == "MLM":
-            # D15: the accuracy at held-out masked tokens; in minutes of training GLUE stays at
-            # chance
-            alone = Ranks(0, 1, data.device)
-            scores[name] = evaluate_language_model(model, data, cfg, alone)["mlm_accuracy"]
-        else:
-            seed_everything(cfg.seed, "head", name)
-            tuned = move(TaskModel(arch, cfg, task.outputs, shared=True), data.device)
-            tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
-            # D32: a negative metric counts as 0, which a diverged candidate has
-            scores[name] = max(score_task(tuned, task, cfg, data.device), 0.0)
-        write_json(path, scores)
-    return scores
+def score_task(model, task, cfg, device):
+    """The main metric on dev of a copy of the model, fine-tuned on a proxy task."""
+    seed_everything(cfg.seed, "head", task.name)
+    tuned = move(TaskModel(model.encoder.arch, cfg, task.outputs, shared=True), device)
+    tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
+    optimizer = make_optimizer(tuned, cfg.weight_decay)
+    key = (cfg.seed, "fine-tuning", task.name)
+    state = fine_tune(tuned, task, optimizer, task_rate(task), cfg, device, key)
+    if state["diverged"]:
+        raise Diverged(state["diverged"])
+    # D32: a negative metric counts as 0, which a diverged candidate has
+    return max(task.score("dev", predict(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
-def evaluate_all(archs, number, supernet, run, name, label, data, cfg, best=0.0):
-    """evaluate_candidate's results for {id: architecture}, in this order, shared out over the
-    processes, the largest network first. The folder NAME of the run keeps them, and the weights
-    ID.pt. Prints a line for each; best: the score from which on it is marked."""
+def evaluate_all(archs, number, supernet, run, name, data, cfg):
+    """{id: evaluate_candidate's result} of {id: architecture}, shared out over the processes, the
+    largest network first. The folder NAME of the run keeps them, and the weights ID.pt. Prints a
+    line for each."""
     folder = run.folder / name
 
     def evaluate(key):
         path = folder / str(key)
         return evaluate_candidate(archs[key], number, supernet, data, cfg, path)
 
-    def operations(key):
-        return sum(1 if isinstance(layer, int) else len(layer) for layer in archs[key])
-
     def report(key, result):
-        nonlocal best
-        leads = name.startswith("round") and result["score"] > best
-        mark = "*" if leads else " "
-        best = max(best, result["score"])
-        scores = {shown_name(name, cfg): score for name, score in result["scores"].items()}
-        parts = result["diverged"] or percent(scores)
-        print0(run.ranks, f"{mark} {key:>9}  {100 * result['score']:5.2f}  {parts}  "
-                          f"{result['seconds']:.0f} s  {short_form(archs[key])}")
-        run.log("candidate", number, job=f"{name}/{key}", arch=arch_text(archs[key]),
-                score=result["score"], scores=result["scores"], diverged=result["diverged"])
+        if data.tasks:  # a warm start has none
+            words = result["diverged"] or task_scores(result, cfg)
+            print0(run.ranks, f"{key:>9}  {words}  {result['seconds']:.0f} s  "
+                              f"{short_form(archs[key])}")
 
-    return share_out(run.ranks, list(archs), folder, label, evaluate, operations, report)
+    results = share_out(
+        run.ranks,
+        list(archs),
+        folder,
+        name,
+        evaluate,
+        lambda key: len(arch_text(archs[key])),
+        report)
+    return dict(zip(archs, results))
+
+
+def task_scores(result, cfg):
+    """The mean score and the scores by task in words."""
+    by_task = {shown_name(name, cfg): score for name, score in result["scores"].items()}
+    return percent({"mean": result["score"], **by_task})
 
 
 def short_form(arch):
@@ -1336,49 +1276,39 @@ def search(supernet, run, data, cfg):
     the round in which it was stopped."""
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet)
     history = checkpoint.restore().get("history", [])
+    begin = history[-1]["round"] + 1 if history else 0
+    on_main(run.ranks, write_history, run, begin - 1, history)
     sizes = round_sizes(cfg)
-    best = max((line["score"] for line in history), default=0.0)
-    number = history[-1]["round"] + 1 if history else 0
-    on_main(run.ranks, write_history, run, number - 1, history)
-    for number in range(number, len(sizes)):
-        folder = f"round-{number}"
-        label = f"search, round {number + 1} of {len(sizes)}"
+    for number in range(begin, len(sizes)):
+        name = f"round-{number}"
         proposals = propose(history, number, cfg)  # lines 1, 4 to 7
         archs = {len(history) + index: arch for index, (_, arch) in enumerate(proposals)}
-        results = evaluate_all(archs, number, supernet, run, folder, label, data, cfg,
-                               best)  # lines 2, 8, 9
-        lines = []
-        for (parent, arch), key, result in zip(proposals, archs, results):
-            names = {"id": key, "round": number, "parent": parent, "arch": arch_text(arch)}
-            lines.append({**names, **result})
+        results = evaluate_all(archs, number, supernet, run, name, data, cfg)  # lines 2, 8, 9
+        lines = [
+            {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
+            for key, (parent, arch) in enumerate(proposals, len(history))]
         if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
-            weights = ((archs[line["id"]], load_file(run.folder / folder / f"{line['id']}.pt"))
-                       for line in ranked(lines))
-            supernet.write_back(weights)
+            supernet.write_back(
+                (archs[line["id"]], load_file(run.folder / name / f"{line['id']}.pt"))
+                for line in ranked(lines))
         history = history + lines  # line 11
         checkpoint.save(history=history)
         gather(run.ranks, None)  # a round's files are deleted when all processes have read them
         on_main(run.ranks, write_history, run, number, history)
         best = max(line["score"] for line in history)
         run.log("search", number, candidates=len(history), best=best)
+        seconds = statistics.fmean(line["seconds"] for line in lines)
+        minutes = seconds * sum(sizes[number + 1:]) / run.ranks.size / 60
+        print0(run.ranks,
+               f"round {number + 1} of {len(sizes)}, about {minutes:,.0f} minutes left")
     return history
 
 
 def hand_designed(layers):
     """{name: architecture} of the baselines that a search has to beat. The hybrid alternates
     between conv3 and BERT's attention."""
-    alternating = ("conv3", BERT_ATTENTION) * layers
-    return {
-        "BERT": parse_arch(" | ".join([BERT_ATTENTION] * layers)),
-        "hybrid": parse_arch(" | ".join(alternating[:layers])),
-    }
-
-
-def train_again(name, archs, times, first, run, data, cfg):
-    """{id: evaluate_candidate's result} for {id: architecture}, each trained from the super-net
-    `first` for `times` a candidate's steps."""
-    cfg = dataclasses.replace(cfg, steps=times * cfg.steps)
-    return dict(zip(archs, evaluate_all(archs, 0, first, run, name, name, data, cfg)))
+    alternating = (parse_arch(f"conv3 | {BERT_ATTENTION}") * layers)[:layers]
+    return {"BERT": read_arch("bert", layers), "hybrid": alternating}
 
 
 def first_super_net(source, run, data, cfg):
@@ -1395,23 +1325,25 @@ def first_super_net(source, run, data, cfg):
         # network that learns soonest, after --warm_times x --steps steps; convolutions and
         # attentions stay random. A candidate's few steps then show what its mixers are good for
         archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
-        words = dataclasses.replace(data, tasks={"MLM": None})
-        result = train_again("warm-start", archs, cfg.warm_times, first, run, words, cfg)["hybrid"]
-        if result["diverged"]:
-            raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
-                            "lower --lr, --restart")
+        longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
+        no_tasks = dataclasses.replace(data, tasks={})
+        evaluate_all(archs, 0, first, run, "warm-start", no_tasks, longer)
         first.take_rest(load_file(run.folder / "warm-start" / "hybrid.pt"))
     return first
 
 
 def run_search(cfg):
     """--search: a warm start, Algorithm 1, then finalists and baselines."""
+    names = parse_tasks(cfg.tasks, glue.TASKS, GROUPS)
     with launch(cfg.device, cfg.dtype) as ranks:
-        run, data, source = open_inputs(cfg, ranks, "corpus", "glue", tasks=proxy_names(cfg))
+        run, data, source = open_inputs(cfg, ranks, "corpus", "glue", tasks=names)
         if run.finished:
             return print_best(run, cfg)
-        data.tasks = open_proxies(cfg, data)
-        on_main(ranks, print_plan, run, data, cfg)
+        kinds = dict.fromkeys(names, functools.partial(GlueTask, search=True))
+        for name in names:
+            data.tasks[name] = open_task(name, cfg, data.tokenizer, recipes(cfg), kinds)
+        print0(ranks, f"plan: {sum(round_sizes(cfg))} candidates, after a warm start of "
+                      f"{cfg.warm_times} x {cfg.steps} steps; then {cfg.finalists} finalists")
         first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first)
         history = search(supernet, run, data, cfg)
@@ -1421,14 +1353,21 @@ def run_search(cfg):
         best = (ranked(finalists) or ranked(history))[0]
         if best in finalists:
             weights = load_file(run.folder / "finalists" / f"{best['id']}.pt")
-            arch = parse_arch(best["arch"])
-            supernet.write_back([(arch, weights)])  # what best.pt and --init use
+            supernet.write_back([(parse_arch(best["arch"]), weights)])  # what --init uses
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         checkpoint.save(history=history)
-        if best in finalists or not cfg.no_weight_sharing:
-            on_main(ranks, write_best, run.folder / "best.py", parse_arch(best["arch"]),
-                    (supernet.weights, None, ""), cfg, data.tokenizer)
-        finish_search(best, history, baselines, finalists, data, run, cfg)
+        majority = {name: task.majority_baseline for name, task in data.tasks.items()}
+        baselines["majority"] = {"score": statistics.mean(majority.values()), "scores": majority}
+        errors = [task.standard_error(best["scores"][name]) for name, task in data.tasks.items()]
+        result = {
+            **{key: best[key] for key in ("id", "arch", "score", "scores")},
+            "standard_error": math.hypot(*errors) / len(errors),
+            "candidates": len(history),
+            "finalists": finalists,
+            "baselines": baselines,
+        }
+        on_main(ranks, write_json, run.folder / "best.json", result)
+        run.finish(result)
         print_best(run, cfg)
 
 
@@ -1441,136 +1380,30 @@ def train_finalists(history, first, run, data, cfg):
     # depends on the age of the super-net that it started from, and the best of many noisy scores is
     # in part luck. The paper returns the best candidate (Alg. 1, line 13)
     lines = ranked(history)[:cfg.finalists]
-    baselines = hand_designed(cfg.layers)
-    archs = {**baselines, **{line["id"]: parse_arch(line["arch"]) for line in lines}}
-    results = train_again("finalists", archs, cfg.finalist_times, first, run, data, cfg)
-    finalists = [{**line, **results[line["id"]]} for line in lines]
-    return finalists, {name: results[name] for name in baselines}
-
-
-def standard_error(scores, data, cfg):
-    """The standard error of a mean of scores, by the numbers of dev examples and masked tokens."""
-    masked = MASK_RATE * cfg.length * 512  # about the number that evaluate_language_model predicts
-    errors = [task.standard_error(scores[name]) if task
-              else math.sqrt(scores[name] * (1 - scores[name]) / masked)
-              for name, task in data.tasks.items()]
-    return math.hypot(*errors) / len(errors)
-
-
-def finish_search(best, history, baselines, finalists, data, run, cfg):
-    """Write best.json and done.json. best: the line of a candidate. baselines: results of
-    evaluate_candidate by name."""
-    result = {key: best[key] for key in ("arch", "score", "scores", "id")}
-    result["candidates"] = len(history)
-    result["baselines"] = {name: {key: each[key] for key in ("score", "scores")}
-                           for name, each in baselines.items()}
-    result["finalists"] = [{"id": line["id"], "score": line["score"]} for line in finalists]
-    result["majority"] = {name: task.majority_baseline if task else data.dev.commonest()
-                          for name, task in data.tasks.items()}
-    result["standard_error"] = standard_error(best["scores"], data, cfg)
-    on_main(run.ranks, write_atomic, run.folder / "best.json", json.dumps(result, indent=2))
-    run.finish(result)
-
-
-def print_plan(run, data, cfg):
-    """Print the phases of a search and how long they will take."""
-    sizes = round_sizes(cfg)
-    baselines = hand_designed(cfg.layers)
-    times = cfg.finalist_times
-    processes = run.ranks.size
-    with torch.random.fork_rng():  # the other processes draw nothing here
-        step, tuning = measure_seconds(baselines["hybrid"], data, cfg)
-    training = step * cfg.steps
-    seconds = sum(math.ceil(size / processes) for size in sizes) * (training + tuning)
-    phases = [f"{sum(sizes)} candidates in {len(sizes)} round(s)"]
-    if cfg.warm_times and not cfg.init:
-        seconds += cfg.warm_times * training
-        phases.insert(0, f"a warm start of {cfg.warm_times} x {cfg.steps} steps")
-    if cfg.finalists:
-        last = cfg.finalists + len(baselines)
-        seconds += math.ceil(last / processes) * (times * training + tuning)
-        phases.append(f"the best {cfg.finalists} again and the baselines "
-                      f"{' and '.join(baselines)}, {times} x {cfg.steps} steps each")
-    print0(run.ranks, f"plan: {', '.join(phases)}; about {duration(seconds)} with {processes} "
-                      f"process(es), {duration(training + tuning)} for a candidate, as measured on "
-                      "the hybrid network")
-    print0(run.ranks, "a line for each candidate: number, score and its parts in percent, "
-                      "seconds, layers (att5: an attention of 5 operations); * best so far")
-
-
-def duration(seconds):
-    """Seconds as text."""
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.0f} hours"
-
-
-def measure_seconds(arch, data, cfg):
-    """Seconds of a step of pre-training, and of a candidate's fine-tunings."""
-    alone = Ranks(0, 1, data.device)
-
-    def seconds_of(model, take_step):
-        model = move(model, data.device)
-        optimizer = make_optimizer(model, cfg.weight_decay)
-        times = []
-        for _ in range(5):
-            began = time.perf_counter()
-            float(take_step(model, optimizer))  # waits for a GPU
-            times.append(time.perf_counter() - began)
-        return statistics.median(times)
-
-    def pretraining_step(model, optimizer):
-        batches = (language_batch(data, data.train, *part)
-                   for part in micro_batches(cfg, alone, 0, cfg.steps - 1))
-        return train_step(model, optimizer, batches, cfg, alone)[1]
-
-    step = seconds_of(LanguageModel(arch, cfg, shared=True), pretraining_step)
-    tuning = 0.0
-    for task in filter(None, data.tasks.values()):
-        batches = task.batches(cfg.seed)
-
-        def tuning_step(model, optimizer):
-            loss = backward(model, send(next(batches), data.device), 1, cfg, data.device)
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        tuning += task.steps * seconds_of(TaskModel(arch, cfg, task.outputs), tuning_step)
-    return step, tuning
+    archs = {line["id"]: parse_arch(line["arch"]) for line in lines}
+    archs = {**hand_designed(cfg.layers), **archs}
+    longer = dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps)
+    results = evaluate_all(archs, 0, first, run, "finalists", data, longer)
+    finalists = [{**line, **results.pop(line["id"])} for line in lines]
+    return finalists, results
 
 
 def print_best(run, cfg):
-    """Print a finished search: the scores of the best network and of the baselines by task, its
-    layers, and the command that comes next."""
+    """Print a finished search: the scores of the best network and of the baselines, its layers, and
+    the command that comes next."""
     best = run.finished
-    majority = {"score": statistics.mean(best["majority"].values()), "scores": best["majority"]}
-    rows = {f"candidate {best['id']}": best, **best["baselines"], "majority baseline": majority}
-    names = ["mean", *(shown_name(name, cfg) for name in best["scores"])]
-    lines = [f"best of {best['candidates']} candidates, scores in percent",
-             " " * 18 + "".join(f"{name:>12}" for name in names)]
-    for row, result in rows.items():
-        values = [result["score"], *(result["scores"].get(name, 0) for name in best["scores"])]
-        lines.append(f"{row:18}" + "".join(f"{100 * value:12.2f}" for value in values))
+    rows = {f"candidate {best['id']}": best, **best["baselines"]}
+    lines = [f"best of {best['candidates']} candidates, scores in percent"]
+    lines += [f"{row:18} {task_scores(result, cfg)}" for row, result in rows.items()]
     margin = 2 * math.sqrt(2) * best["standard_error"]  # two standard errors of a difference
-    if best["baselines"]:
-        lines.append(f"a lead of less than {100 * margin:.2f} is a tie, by the number of dev "
-                     "examples; another seed of the training can change more")
-    for name, other in best["baselines"].items():
-        lead = best["score"] - other["score"]
-        tie = " (a tie)" if abs(lead) < margin else ""
-        lines.append(f"  {100 * lead:+.2f} against {name}{tie}")
+    lines.append(f"a lead of less than {100 * margin:.2f} is a tie, by the number of dev examples; "
+                 "another seed of the training can change more")
     lines.append("layers, formulas simplified:")
     for number, layer in enumerate(parse_arch(best["arch"]), 1):
         text = f"conv{layer}" if isinstance(layer, int) else formula(simplify(layer))
         lines.append(f"  {number:2d}  {text}")
     print0(run.ranks, "\n".join(lines))
-    if (run.folder / "best.pt").exists():
-        run.print_result(cfg, "best.json", "--pretrain", "--init", run.folder)
-    else:
-        print0(run.ranks, "no best.pt: without shared weights and without --finalists no trained "
-                          "weights are kept")
-        run.print_result(cfg, "best.json", "--pretrain", "--arch", run.folder / "best.json",
-                         same=("preset", "device", *SHAPE, "corpus", "tokenizer", "vocab_size"))
+    run.print_result(cfg, "best.json", "--pretrain", "--init", run.folder)
 
 # --- objective ------------
 
@@ -1590,17 +1423,17 @@ def draw_next_sentence(segments, generator):
     return ids, lengths, other.long().masked_fill(single, -100)
 
 
-def mask_tokens(ids, tokenizer, rate, generator):
-    """BERT's masking of ids (B, T): `rate` of the tokens are predicted; 80% of these become [MASK],
-    10% a random token, and 10% stay.
+def mask_tokens(ids, tokenizer, generator):
+    """BERT's masking of ids (B, T): MASK_RATE of the tokens are predicted; 80% of these become
+    [MASK], 10% a random token, and 10% stay.
 
     Returns the changed ids, masked positions (M,) in ids.flatten() and labels (M,), -100 for
     filler."""
     # D17: the rate holds for the batch, so that M depends on B and T alone
-    M = max(1, round(rate * ids.numel()))
+    M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
-    count = max(1, round(rate * len(text)))
+    count = max(1, round(MASK_RATE * len(text)))
     chosen = text[torch.randperm(len(text), generator=generator)[:count]]
     labels = ids.flatten()[chosen]
     kind = torch.rand(len(chosen), generator=generator)
@@ -1615,18 +1448,18 @@ def mask_tokens(ids, tokenizer, rate, generator):
 
 if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-net, searcher
     from common import glue
-    from common.cli import Diverged, Stop, UserError, run, settings_of, start
+    from common.cli import Diverged, Stop, UserError, run, start
     from common.checkpoint import (
         Checkpoint, keep_model, load_file, read_init, read_json, save_file, share_out, take_over,
-        take_settings, write_atomic, write_json)
+        write_atomic, write_json)
     from common.distributed import (
         Pace, Ranks, autocast, gather, launch, layer_activations, micro_batch_range, move,
         no_sync_until, on_main, per_second, prefetch, prepare_model, print0, print_device_use,
         progress, reduce_mean, seed_everything, seed_of, send, set_accumulate, to_host,
         training_cost)
     from common.finetune import (
-        GlueTask, Recipe, answer_file, backward, fine_tune, finetune_job, open_file, open_task,
-        parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
+        GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
+        percent, predict, print_summary, run_jobs, shown_name, summarise)
     from common.tokenization import load_tokenizer
     from data.corpus import join
     from data.inputs import open_run, words_after_training
@@ -1634,11 +1467,6 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
 
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # no WNLI
-# App. D.2: learning rates, weight decays
-# D43: --grid evaluates every 10 steps; the paper's other choice, every 100, is a part of it
-GRID = tuple(itertools.product((1e-5, 1.5e-5, 2e-5, 3e-5, 4e-5, 5e-5), (0.1, 0.01)))
-# D36: the best evaluation is chosen by the first 2,000 dev examples; all of QQP's cost too much
-SELECTION_EXAMPLES = 2000
 
 
 def schedule(step, steps, warmup):
@@ -1670,7 +1498,7 @@ def language_batch(data, corpus, cfg, first, count):
     second, second_length, next_labels = draw_next_sentence(text, generator)
     ids, token_type_ids, lengths = join(text.segment_a, text.length_a, second, second_length,
                                   data.tokenizer, empty_b=True)  # [CLS] A [SEP] B [SEP]
-    ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, MASK_RATE, generator)
+    ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, generator)
     return send((ids, token_type_ids, lengths, masked_positions, labels, next_labels), data.device)
 
 
@@ -1694,10 +1522,8 @@ def language_losses(model, batch, cfg, device):
     with autocast(cfg.dtype, device):
         logits, next_logits = model(*inputs)  # (M, V), (B, 2)
     answers = [(logits.float(), labels), (next_logits.float(), next_labels)]
-    losses = []
-    for scores, targets in answers:
-        total = F.cross_entropy(scores, targets, reduction="sum")
-        losses.append(total / (targets >= 0).sum().clamp_min(1))
+    losses = [F.cross_entropy(scores, targets, reduction="sum") / (targets >= 0).sum().clamp_min(1)
+              for scores, targets in answers]
     return losses, answers
 
 
@@ -1769,22 +1595,17 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     means = reduce_mean(ranks, *sums.flatten().tolist())
     result = {}
     for name, (loss, right, known) in {"mlm": means[:3], "nsp": means[3:]}.items():
-        result[f"{name}_loss"] = loss / (known or 1)
-        result[f"{name}_accuracy"] = right / (known or 1)
+        if known:  # NSP needs more than one document
+            result[f"{name}_loss"] = loss / known
+            result[f"{name}_accuracy"] = right / known
     return result
 
 
 def print_pretrained(run, cfg):
+    """Print a finished pre-training and the command that comes next."""
     result = run.finished
-    print0(run.ranks, f"held-out text: masked token accuracy {100 * result['mlm_accuracy']:.2f}% "
-                      f"(majority baseline {100 * result['mlm_majority']:.2f}%), "
-                      f"loss {result['mlm_loss']:.4f} nats")
-    if result["nsp_loss"]:
-        print0(run.ranks,
-               f"next-sentence accuracy {100 * result['nsp_accuracy']:.2f}% (chance 50%), "
-               f"loss {result['nsp_loss']:.4f} nats")
-    else:
-        print0(run.ranks, "no next-sentence prediction: the corpus has only one document")
+    shares = {name: value for name, value in result.items() if not name.endswith("loss")}
+    print0(run.ranks, f"held-out text: {percent(shares)}; MLM loss {result['mlm_loss']:.4f} nats")
     words = words_after_training(cfg, run.folder, run.folder / "network.py")
     run.print_result(cfg, "checkpoint.pt", *words)
 
@@ -1810,7 +1631,7 @@ def pretrain(cfg):
             held_out = None
             if step % cfg.save_every == 0:
                 held_out = evaluate_language_model(model, data, cfg, ranks)
-            bar.set_postfix(mlm_loss=f"{mlm:.3f}", lr=f"{lr:.1e}", tok_s=speed or "?")
+            bar.set_postfix(mlm_loss=f"{mlm:.3f}", tok_s=speed)
             bar.update(step - bar.n)
             run.log("pretrain", step, loss=mlm + nsp, mlm_loss=mlm, order_loss=nsp, lr=lr,
                     tokens_per_second=speed, dev=held_out)
@@ -1828,8 +1649,8 @@ def pretrain(cfg):
 
 # --arch and --init: the architecture and weights at the start of an action
 
-SHAPE = ("layers", "hidden", "heads", "ffn", "embedding")
-FOLLOWED = ("preset", "length", "dropout", "init_std")  # the weights', unless a flag is given
+SHAPE = ("layers", "hidden", "heads", "ffn", "embedding", "vocab_size")
+FOLLOWED = ("length", "dropout", "init_std")  # the weights', unless a flag is given
 
 
 def resolve_arch(cfg):
@@ -1837,37 +1658,21 @@ def resolve_arch(cfg):
     try:
         arch = read_arch(cfg.arch, cfg.layers)
     except ValueError as error:
-        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert, "
-                        "followed by /att-only or /conv-only") from None
+        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert") from None
     cfg.arch = arch_text(arch)
     return arch
 
 
 def read_run(cfg):
     """(weights, architecture or None for a super-net, "--init") of --init; cfg gets its shape,
-    vocabulary and preset."""
-    folder = Path(cfg.init)
-    before = cfg.preset
-    names = {"search": SHAPE, "pretrain": (*SHAPE, "arch"), "finetune": (*SHAPE, "arch")}
-    owned = read_init(cfg, names, FOLLOWED)
-    if cfg.preset != before:
-        preset = {**vars(Config()), **settings_of(PRESETS, cfg.preset, cfg.action, ACTIONS)}
-        kept = {*SHAPE, *FOLLOWED, *cfg.given, "arch", "tokenizer", "out", "restart"}
-        if cfg.dry_run:
-            kept.update(PRESETS["dry_run"])
-        for name in preset.keys() - kept:
-            setattr(cfg, name, preset[name])
-    check(cfg, cfg.action)
-    weights = owned.get("model", owned.get("supernet"))
-    vocabulary = {"vocab_size": len(weights["encoder.token_embedding.weight"])}
-    take_settings(cfg, vocabulary, folder, ("vocab_size",))
+    vocabulary, architecture and FOLLOWED."""
+    trained = (*SHAPE, "arch")
+    owned = read_init(cfg, {"search": SHAPE, "pretrain": trained, "finetune": trained}, FOLLOWED)
     if "model" in owned:
-        return weights, resolve_arch(cfg), "--init"
+        return owned["model"], resolve_arch(cfg), "--init"
     if "arch" not in cfg.given:
-        cfg.arch = str(folder / "best.json")
-        if not Path(cfg.arch).exists():
-            raise UserError(f"{cfg.init}: this search is not finished; finish it, or give --arch")
-    return weights, None, "--init"
+        cfg.arch = f"{cfg.init}/best.json"
+    return owned["supernet"], None, "--init"
 
 
 def open_inputs(cfg, ranks, *needs, tasks=()):
@@ -1903,48 +1708,21 @@ def start_from(model, source):
 def recipes(cfg):
     """How each task is fine-tuned (App. D.1, D.2). GLUE's inputs are as long as pre-training's;
     GLUE's batch and SQuAD's length, which the paper leaves out, are BERT's (Sec. 4.1)."""
-    paper = {"lr": 2e-5, "epochs": 3, "warmup": 0.01}
-    table = {}
-    for name, task in glue.TASKS.items():
-        main = task.metrics[0]
-        if cfg.preset == "small" and name in ("MRPC", "QQP"):
-            main = "accuracy"  # Sec. 4.2, footnote 2
-        table[name] = Recipe(batch=32, length=cfg.length, main=main, **paper)
-    length = 128 if cfg.preset == "demo" else 384
-    table["SQuAD1.1"] = Recipe(batch=32, length=length, main="f1", **paper)
-    table["SQuAD2.0"] = Recipe(batch=48, length=length, main="f1", **{**paper, "epochs": 2})
+    paper = {"lr": 2e-5, "epochs": 3, "warmup": 0.01, "batch": 32}
+    table = {name: Recipe(length=cfg.length, main=task.metrics[0], **paper)
+             for name, task in glue.TASKS.items()}
+    if cfg.preset == "small":  # Sec. 4.2, footnote 2
+        for name in ("MRPC", "QQP"):
+            table[name] = dataclasses.replace(table[name], main="accuracy")
+    table["SQuAD1.1"] = Recipe(length=384, main="f1", **paper)
+    table["SQuAD2.0"] = dataclasses.replace(table["SQuAD1.1"], batch=48, epochs=2)
     return table
 
 
-def proxy_names(cfg):
-    return parse_tasks(cfg.tasks, {**glue.TASKS, "MLM": None}, GROUPS)
-
-
-def open_proxies(cfg, data):
-    """{name: Task} of --tasks; MLM comes last and is None."""
-    names = proxy_names(cfg)
-    kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
-    tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), kinds)
-             for name in names if name != "MLM"}
-    if "MLM" in names:
-        tasks["MLM"] = None
-    return tasks
-
-
-def task_rate(task, cfg):
+def task_rate(task):
     """The learning rate of a fine-tuning as a function of the step."""
-    peak = cfg.finetune_lr or task.recipe.lr
-    return lambda step: peak * schedule(step, task.steps, task.recipe.warmup)
-
-
-def score_task(model, task, cfg, device):
-    """The main metric on dev of a model fine-tuned on a proxy task, with its last weights."""
-    optimizer = make_optimizer(model, cfg.weight_decay)
-    key = (cfg.seed, "fine-tuning", task.name)
-    state = fine_tune(model, task, optimizer, task_rate(task, cfg), cfg, device, key)
-    if state["diverged"]:
-        raise Diverged(state["diverged"])
-    return task.score("dev", predict(model, task, "dev", cfg, device))["main"]
+    recipe = task.recipe
+    return lambda step: recipe.lr * schedule(step, task.steps, recipe.warmup)
 
 
 def train_task(task, cfg, arch, source, folder, data, run):
@@ -1955,16 +1733,14 @@ def train_task(task, cfg, arch, source, folder, data, run):
     model = move(model, data.device)
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
-    split = "selection" if "selection" in task.splits else "dev"
     # D20: the weights of the best evaluation count; the paper does not say which it reports
     result, outputs = finetune_job(
-        model, task, optimizer, task_rate(task, cfg), cfg, data.device, key, folder, run,
-        evaluate_at=task.evaluation_steps(cfg.eval_every, split), split=split)
+        model, task, optimizer, task_rate(task), cfg, data.device, key, folder, run,
+        evaluate_at=task.evaluation_steps(cfg.eval_every))
     if outputs:
         settings = dataclasses.replace(cfg, tasks=task.name)
         keep_model(folder, "finetune", settings, data.tokenizer, model=model)
-    setting = [cfg.finetune_lr, cfg.weight_decay]
-    return {**result, "setting": setting, "start": note}
+    return {**result, "start": note}
 
 
 def answer(cfg, path):
@@ -1979,109 +1755,62 @@ def answer(cfg, path):
         print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
 
-def drop_models(folder, jobs):
-    """Delete the models of these jobs."""
-    for job in jobs:
-        for path in folder.glob(f"{job}/checkpoint.pt*"):
-            path.unlink(missing_ok=True)  # another process may have deleted it
-
-
-def finetune_jobs(names, table, cfg):
-    """{job: (task's name, its settings)}: --runs seeds of each task, with --grid at all of GRID."""
-    # D44: without --grid one setting, App. D.1's; App. D.2 chooses among 12
-    every = 10 if cfg.grid else cfg.eval_every
-    jobs = {}
-    for name, number in itertools.product(names, range(cfg.runs)):
-        setting = cfg.finetune_lr or table[name].lr, cfg.weight_decay
-        for lr, decay in GRID if cfg.grid else [setting]:
-            settings = dataclasses.replace(
-                cfg, finetune_lr=lr, weight_decay=decay, eval_every=every, seed=cfg.seed + number)
-            jobs[f"{name}-{number}-{lr}-{decay}"] = name, settings
-    return jobs
-
-
 def finetune(cfg, text):
     """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
     MNLI job."""
+    names = parse_tasks(text, recipes(cfg), GROUPS)
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(text, recipes(cfg), GROUPS)
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
         run, data, source = open_inputs(cfg, ranks, "tokenizer", *sorted(needs), tasks=names)
-        if run.finished:
-            return print_summary(run, cfg, NINE)
         arch = parse_arch(cfg.arch)
-        table = recipes(cfg)
-        jobs = finetune_jobs(names, table, cfg)
-        folder = run.folder / "jobs"
+        jobs = {f"{name}-{number}": name for name in names for number in range(cfg.runs)}
 
         @functools.cache
-        def opened(name):
-            task = open_task(name, cfg, data.tokenizer, table)
-            if task.kind != "span":
-                examples = task.examples["dev"].head(SELECTION_EXAMPLES)  # D36
-                task.splits["selection"] = glue.encode(examples, data.tokenizer, task.recipe.length)
-            return task
+        def task(name):
+            return open_task(name, cfg, data.tokenizer, recipes(cfg))
 
         def work(job, mnli):
-            name, settings = jobs[job]
-            begin = source
+            name, number = job.rsplit("-", 1)
+            # D36: one learning rate and weight decay, App. D.1's; App. D.2 chooses among 12 pairs
+            settings = dataclasses.replace(cfg, seed=cfg.seed + int(number))
+            start = source
             if mnli:
-                begin = load_file(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name
-            result = train_task(opened(name), settings, arch, begin, folder / job, data, run)
-            if cfg.runs == 1:  # else the median counts, which is known at the end
-                done = [result, *map(read_json, folder.glob(f"{name}-*.json"))]
-                scores = {each["job"]: each["metrics"]["main"] for each in done}
-                best = max(scores.values())
-                drop_models(folder, [each for each, score in scores.items() if score < best])
-            return result
+                start = load_file(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name
+            folder = run.folder / "jobs" / job
+            return train_task(task(name), settings, arch, start, folder, data, run)
 
-        task_names = {job: name for job, (name, _) in jobs.items()}
-        results = run_jobs(ranks, run.folder, task_names, work)
-        result = on_main(ranks, summarise, run.folder, results)
-        run.finish(result)
-        chosen = {entry["job"] for entry in result["tasks"].values()}
-        on_main(ranks, drop_models, folder, jobs.keys() - chosen)
+        if not run.finished:
+            results = run_jobs(ranks, run.folder, jobs, work)
+            run.finish(on_main(ranks, summarise, run.folder, results))
         print_summary(run, cfg, NINE)
 
 
 # --export and --describe
 
 
-def write_best(path, arch, source, cfg, tokenizer, labels=None, length=None):
-    """Write a network as FILE.py, .pt and its vocabulary, from start_from's
-    source. labels: names of a task head's outputs; length: tokens of its longest input, by default
-    cfg's. Returns start_from's line."""
-    if labels:
-        model = TaskModel(arch, cfg, len(labels), labels == SPAN)
-    else:
-        model = LanguageModel(arch, cfg)
-    note = start_from(model, source)
-    write_network(path, model, cfg, tokenizer, labels, length or cfg.length)
-    return note
-
-
 def export(cfg, name):
-    """write_best of --init: a search, a pre-training, or a fine-tuning's RUN/TASK."""
+    """Write the network of --init, of a search, a pre-training or a fine-tuning's RUN/TASK, as
+    FILE.py, its weights as .pt, and its vocabulary."""
     path = Path(name)
-    if path.suffix != ".py" or not path.stem.isidentifier():
+    if path.suffix != ".py":
         raise UserError(f"--export {name}: name a module, such as network.py")
     source = read_run(cfg)
+    arch = resolve_arch(cfg)
+    tokenizer = load_tokenizer(cfg.tokenizer)
+    for each in (path, path.with_suffix(".pt"), path.with_name(tokenizer.file_name)):
+        if each.exists():
+            raise UserError(f"--export {name}: {each} exists already; choose another folder")
+    model = LanguageModel(arch, cfg)
     labels = None
     length = cfg.length
-    tokenizer = load_tokenizer(cfg.tokenizer)
-    vocabulary = path.with_name(tokenizer.file_name)
-    written = [path, path.with_suffix(".pt")]
-    exists = [each for each in written if each.exists()]
-    if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
-        exists.append(vocabulary)
-    if exists:
-        raise UserError(f"--export {name}: {exists[0]} exists already; choose another folder")
     if "head.weight" in source[0]:
         settings = read_json(Path(cfg.init) / "config.json")["settings"]
         task = settings["tasks"]
-        length = settings.get("finetune_length") or recipes(cfg)[task].length
+        length = settings["finetune_length"] or recipes(cfg)[task].length
         labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
-    print(write_best(path, resolve_arch(cfg), source, cfg, tokenizer, labels, length))
+        model = TaskModel(arch, cfg, len(labels), labels == SPAN)
+    print(start_from(model, source))
+    write_network(path, model, cfg, tokenizer, labels, length)
     print(f"{path}: written, with its weights and {tokenizer.file_name}")
 
 
@@ -2093,25 +1822,11 @@ def forward_flops(arch, cfg):
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
 
 
-def graph_activations(layer, cfg):
-    """Bytes that a searched attention keeps besides layer_activations: the result of each operation
-    that does not run fused."""
-    if isinstance(layer, int):
-        return 0
-    sizes = {"n": cfg.length, "d": cfg.hidden // cfg.heads}
-    fused = find_softmax_attention(layer)
-    inside = fused[3] if fused else ()
-    results = [shape for operand, shape in enumerate(infer_graph(layer))
-               if operand >= len(INPUTS) and operand not in inside]
-    return 2 * cfg.heads * sum(sizes[rows] * sizes[columns] for rows, columns in results)
-
-
 # D26: latency is measured by tests/claims, on random ids; the paper does not say on which text
 
 
 def describe(cfg):
     """Print the counts of --arch or --init and the cost of its pre-training as JSON."""
-    print("counting parameters and FLOPs ...", file=sys.stderr)
     if cfg.init:
         read_run(cfg)
     arch = resolve_arch(cfg)
@@ -2121,8 +1836,7 @@ def describe(cfg):
     # the corpus is not read: 40 passes over BERT's 3.3 billion words stand for --steps 0
     steps = cfg.steps or round(EPOCHS * 3.3e9 / (cfg.length - 3) / cfg.batch)
     counts = count(arch, cfg)
-    usual = layer_activations(cfg.length, cfg.hidden, cfg.ffn)
-    activations = [usual + graph_activations(layer, cfg) for layer in arch]
+    activations = cfg.layers * [layer_activations(cfg.length, cfg.hidden, cfg.ffn)]
     logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
     cost = training_cost(cfg, counts["parameters"], forward_flops(arch, cfg), activations, logits,
                          steps, cfg.batch)
@@ -2137,20 +1851,8 @@ def check(cfg, action):
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
-    if cfg.init and cfg.warm_times and "warm_times" in cfg.given:
-        raise UserError(f"--warm_times {cfg.warm_times}: --init is what the search begins with; "
-                        "leave one out")
     if action in ("predict", "export") and not cfg.init:
         raise UserError(f"--{action}: name the run of the model with --init")
-    fixed = {"finetune_lr", "weight_decay", "eval_every"} & cfg.given
-    if cfg.grid and fixed:
-        raise UserError(f"--{min(fixed)}: --grid sets it; leave one out")
-    if action == "search" and not cfg.steps:
-        raise UserError("--steps 0: a candidate needs steps")
-    if action == "search" and "arch" in cfg.given:
-        raise UserError(f"--arch {cfg.arch}: --search takes none")
-    if cfg.init and Path(cfg.init).resolve() == Path(cfg.out).resolve():
-        raise UserError(f"--out {cfg.out}: is --init too; choose another")
 
 
 ACTIONS = {

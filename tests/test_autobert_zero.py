@@ -1,14 +1,10 @@
 """autobert_zero.py: search space, padding, layers, published counts, super-net, searcher,
 objective, the network as code."""
-import ast
 import dataclasses
 import functools
-import importlib.util
-import itertools
 import math
 import random
-import sys
-from pathlib import Path
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +13,7 @@ from torch.testing import assert_close
 
 import autobert_zero as abz
 from common.cli import UserError
-from data.network_code import write_code
+from data.network_code import write_network
 
 TINY = abz.Config(
     vocab_size=50, layers=2, hidden=16, heads=2, ffn=32, dropout=0.0, length=32, init_std=0.14)
@@ -29,11 +25,10 @@ def random_graphs():
     return [abz.sample_graph(rng, TINY) for _ in range(100)]
 
 
-def random_inputs(graph, batch=2, heads=2, tokens=7, dim=4, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        index: torch.randn(batch, heads, tokens, dim, generator=generator, dtype=torch.float64)
-        for index in abz.used_inputs(graph)}
+def random_inputs(graph):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(4, 2, 2, 7, 4, generator=generator, dtype=torch.float64)
+    return {index: values[index] for index in abz.used_inputs(graph)}  # (B, N, T, D) each
 
 
 # Search space
@@ -42,18 +37,16 @@ def random_inputs(graph, batch=2, heads=2, tokens=7, dim=4, seed=0):
 def test_sampled_graphs_are_legal_and_varied():
     graphs = random_graphs()
     for graph in graphs:
-        assert abz.why_illegal(graph, 12) is None
         assert abz.canonical(graph) == graph
         assert 0.001 < abz.gain(graph, TINY) < 0.5  # D38
     assert {len(graph) for graph in graphs} >= set(range(3, 13))
     assert {op for graph in graphs for op, *_ in graph} == set(abz.OPS)
-    assert {len(abz.used_inputs(graph)) for graph in graphs} == {2, 3, 4}
 
 
 def test_a_legal_search_graph_is_one_in_which_tokens_see_each_other():
     """A change of the last token reaches others, or none of them."""
-    apart = ["Q + K", "softmax(neg(Q)) + scale(K)", "softsign(Q.T).T + V"]
-    apart = [abz.parse_formula(text) for text in apart]
+    texts = ("Q + K", "softmax(neg(Q)) + scale(K)", "softsign(Q.T).T + V")
+    apart = [*map(abz.parse_formula, texts)]
     for graph in [*random_graphs(), *apart]:
         inputs = random_inputs(graph)
         before = abz.run_graph(graph, inputs)
@@ -79,98 +72,73 @@ def test_the_text_form_is_read_back_and_shares_sub_expressions():
 
 @pytest.mark.parametrize("text, words", [
     ("Q", "end in an operation"),
-    ("Q.T", "not tokens x head dim"),
     ("cos(Q)", "not a formula"),
     ("__import__('os')", "not a formula"),
     ("Q @ K", "do not fit"),
     ("softmax(Q)", "reads 2 to 4"),
-    ("conv4", "kernel size 4"),
+    ("conv4", "neither conv3"),
 ])
 def test_illegal_text_is_refused(text, words):
     with pytest.raises(ValueError, match=f"layer 1: .*{words}"):
         abz.parse_arch(text)
 
 
-@pytest.mark.parametrize("text, simple", [
-    ("neg(cos(Q, K)) @ neg(P)", "cos(Q, K) @ P"),
-    ("neg(neg(Q)) + K", "Q + K"),
-    ("cos(scale(Q), neg(K)) @ V", "neg(cos(Q, K) @ V)"),
-    ("dist(neg(Q), neg(K)) @ softsign(neg(V))", "neg(dist(Q, K) @ softsign(V))"),
-])
-def test_a_formula_is_shown_without_signs_that_cancel(text, simple):
-    assert abz.formula(abz.simplify(abz.parse_formula(text))) == simple
-
-
 def test_a_simplified_graph_computes_the_same():
-    shorter = 0
-    for graph in random_graphs():
-        simple = abz.simplify(graph)
-        shorter += len(simple) < len(graph)
+    minus = abz.parse_formula("neg(cos(Q, K)) @ neg(P)")
+    assert abz.formula(abz.simplify(minus)) == "cos(Q, K) @ P"
+    simple = [abz.simplify(graph) for graph in random_graphs()]
+    assert sum(map(len, random_graphs())) - sum(map(len, simple)) > 10
+    for graph, short in zip(random_graphs(), simple):
         inputs = random_inputs(graph)
-        assert_close(abz.run_graph(simple, inputs), abz.run_graph(graph, inputs))
-    assert shorter > 10
+        assert_close(abz.run_graph(short, inputs), abz.run_graph(graph, inputs))
 
 
 def test_published_architecture():
     arch = abz.read_arch("autobert-zero", 12)
     assert list(arch[0::2]) == [65, 9, 3, 7, 7, 3]  # Figure 7
     assert [len(layer) for layer in arch[1::2]] == [9, 10, 7, 7, 11, 7]
-    assert [len(abz.used_inputs(layer)) for layer in arch[1::2]] == [2, 2, 2, 2, 3, 3]
     large = abz.read_arch("autobert-zero", 24)  # App. D.2: each pair right after itself
     assert large[:4] == arch[:2] * 2
-    assert large[-4:] == arch[-2:] * 2
-    for kind, first in (("att-only", 1), ("conv-only", 0)):  # Sec. 4.2, ablation
-        twice = [layer for layer in arch[first::2] for _ in range(2)]
-        assert list(abz.read_arch(f"autobert-zero/{kind}", 12)) == twice
     assert abz.read_arch("autobert-zero", 4) == arch[:2] + arch[-2:]
 
 
-@pytest.mark.parametrize("name, preset, embedding, total, attention, flops", [
-    ("autobert-zero", "base", 0, 103_800_218, 15_355_392, 2.055e10),  # 104M, 15.4M in print
-    ("bert", "base", 0, 109_705_010, 21_261_312, 2.235e10),  # 110M, 21.3M
-    ("autobert-zero/att-only", "base", 0, 104_980_274, 16_536_576, None),
-    ("autobert-zero/conv-only", "base", 0, 102_620_162, 14_174_208, None),  # 15.4M in print
-    ("autobert-zero", "large", 0, 314_702_066, None, None),
-    ("bert", "large", 0, 335_691_058, None, None),
-    ("autobert-zero", "small", 0, 16_794_282, None, None),
-    ("autobert-zero", "small", 128, 12_888_106, None, None),
+@pytest.mark.parametrize("name, preset, embedding, total, attention", [
+    ("autobert-zero", "base", 0, 103_800_218, 15_355_392),  # 104M, 15.4M in print
+    ("bert", "base", 0, 109_705_010, 21_261_312),  # 110M, 21.3M
+    ("att-only", "base", 0, 104_980_274, 16_536_576),  # Table 5
+    ("conv-only", "base", 0, 102_620_162, 14_174_208),  # 15.4M in print
+    ("autobert-zero", "large", 0, 314_702_066, None),
+    ("autobert-zero", "small", 0, 16_794_282, None),
+    ("autobert-zero", "small", 128, 12_888_106, None),
 ])
-def test_counts(name, preset, embedding, total, attention, flops):
+def test_counts(name, preset, embedding, total, attention):
+    """att-only has each attention twice, conv-only each convolution."""
     settings = {
         key: value for key, value in abz.PRESETS[preset].items() if not isinstance(value, dict)}
     cfg = abz.Config(**settings, embedding=embedding)
-    counts = abz.count(abz.read_arch(name, cfg.layers), cfg)
+    if name.endswith("-only"):
+        arch = 2 * abz.read_arch("autobert-zero", 12)[name == "att-only"::2]
+    else:
+        arch = abz.read_arch(name, cfg.layers)
+    counts = abz.count(arch, cfg)
     assert counts["parameters"] == sum(counts["parts"].values()) == total
     assert attention in (None, counts["attention_parameters"])
-    if flops:
-        assert counts["flops"] == pytest.approx(flops, rel=1e-3)
-        assert counts["flops_with_vocabulary_head"] == pytest.approx(flops + 6e9, rel=0.01)
 
 
 def test_flops_of_every_operation():
-    """Three products of 128 x 128 x 64 in each of 12 heads."""
+    """BERT's, and three products of 128 x 128 x 64 in each of 12 heads."""
+    bert = abz.count(abz.read_arch("bert", 12), abz.Config())
+    assert bert["flops"] == pytest.approx(2.235e10, rel=1e-3)
+    assert bert["flops_with_vocabulary_head"] == pytest.approx(2.835e10, rel=0.01)  # 2.9 in print
     graph = abz.parse_formula("cos(Q, K) @ dist(Q, V) @ V")
     cfg = abz.Config(layers=1)
     mixer = abz.count((graph,), cfg)["flops"] - 2 * 128 * 768 * (4 * 768 + 2 * 3072)
     assert mixer == 12 * 2 * 128 * 128 * (64 + 64 + 128 + 64)
 
 
-def test_activations_of_a_fused_attention_are_not_counted():
-    """The transpose alone, of 12 heads of 128 x 64 in 2 bytes; or it and three of 128 x 128."""
-    cfg = abz.Config()
-    fused = abz.graph_activations(abz.parse_formula(abz.BERT_ATTENTION), cfg)
-    assert fused == 2 * 12 * 128 * 64
-    apart = abz.graph_activations(abz.parse_formula("softmax(neg(Q @ K.T)) @ V"), cfg)
-    assert apart == fused + 2 * 12 * (3 * 128 * 128 + 128 * 64)
-
-
 @pytest.mark.parametrize("words, message", [
-    ("--finetune CoLA --grid --finetune_lr 1", "--finetune_lr: --grid"),
-    ("--finetune CoLA --grid --weight_decay 1", "--weight_decay: --grid"),
-    ("--finetune CoLA --grid --eval_every 1", "--eval_every: --grid"),
-    ("--predict x.tsv", "--predict: .* --init"),
-    ("--export x.py", "--export: .* --init"),
-    ("--search --arch bert", "--arch bert: "),
+    ("--describe --hidden 30 --heads 4", "--hidden 30: .* --heads 4"),
+    ("--search --batch 5 --accumulate 2", "--batch 5: .* --accumulate 2"),
 ])
 def test_flags_that_do_not_go_together_are_refused(words, message):
     with pytest.raises(UserError, match=message):
@@ -184,18 +152,17 @@ def test_flags_that_do_not_go_together_are_refused(words, message):
 def test_padding_changes_nothing_in_whole_models(number):
     cfg = dataclasses.replace(TINY, layers=4)
     fixed = [(3, 65, 9, 31), abz.read_arch("autobert-zero", 4), abz.read_arch("bert", 4)]
-    rng = random.Random(number)
-    arch = fixed[number] if number < 3 else abz.sample_arch(rng, cfg)
+    arch = fixed[number] if number < 3 else abz.sample_arch(random.Random(number), cfg)
     torch.manual_seed(number)
     encoder = abz.Encoder(arch, cfg).eval()
     lengths = torch.tensor([9, 6, 1])
     ids = torch.randint(50, (3, 30))
+    types = torch.zeros_like(ids)
     for width in (9, 30):
-        together = encoder(ids[:, :width], torch.zeros_like(ids[:, :width]), lengths)
-        for index, length in enumerate(lengths):
-            one = ids[index:index + 1, :length]
-            alone = encoder(one, torch.zeros_like(one), lengths[index:index + 1])
-            assert_close(together[index, :length], alone[0], rtol=1e-3, atol=1e-4)
+        together = encoder(ids[:, :width], types[:, :width], lengths)
+        for one, length, states in zip(ids, lengths, together):
+            alone = encoder(one[None, :length], types[:1, :length], None)
+            assert_close(states[:length], alone[0], rtol=1e-3, atol=1e-4)
 
 
 # Attention and convolution
@@ -222,9 +189,8 @@ def test_softmax_attention_runs_fused_as_operation_by_operation(text, fused):
 
 def test_the_gradient_of_a_distance_is_finite_where_rows_coincide():
     x = torch.randn(2, 3, 40, 16, requires_grad=True)
-    same = abz.euclidean(x, x)
-    assert torch.autograd.grad(same.sum(), x)[0].isfinite().all()
-    assert same.diagonal(dim1=-2, dim2=-1).max() < 0.02
+    abz.euclidean(x, x).sum().backward()
+    assert x.grad.isfinite().all()
 
 
 def test_bert_attention_is_torch_attention():
@@ -249,67 +215,57 @@ def test_light_convolution_is_the_sum_it_stands_for(size, band_from, monkeypatch
     x = torch.randn(2, 11, 6)
     kernel = torch.randn(3, size)
     weights = kernel.softmax(1).repeat_interleave(2, 0)
-    expected = torch.zeros_like(x)
-    for i, k in itertools.product(range(11), range(size)):
-        j = i + k - size // 2
-        if 0 <= j < 11:
-            expected[:, i] += weights[:, k] * x[:, j]
-    assert_close(abz.light_conv(x, kernel), expected, rtol=1e-5, atol=1e-5)
+    padded = torch.nn.functional.pad(x, (0, 0, size // 2, size // 2))
+    windows = padded.unfold(1, size, 1)  # (B, T, H, K)
+    assert_close(abz.light_conv(x, kernel), (windows * weights).sum(-1), rtol=1e-5, atol=1e-5)
 
 
 # Super-net
 
 
-def test_the_super_net_gives_and_takes_the_right_slices():
-    arch = (9, abz.parse_formula("softmax(scale(Q @ P.T)) @ Q"))
-    kernels = "encoder.layers.0.conv.kernel"
-    inputs = "encoder.layers.1.attention.inputs.weight"
+MIXER = abz.parse_formula("softmax(scale(Q @ P.T)) @ Q")
+KERNEL = "encoder.layers.0.conv.kernel"
+PROJECTIONS = "encoder.layers.1.attention.inputs.weight"
+
+
+def test_the_super_net_gives_the_right_slices():
+    """Figure 3: the centre of the kernels; Q and P of Q, K, V, P."""
     supernet = abz.SuperNet(TINY)
-    supernet.weights[kernels] = torch.arange(130.0).view(2, 65)
-    before = {name: value.clone() for name, value in supernet.weights.items()}
-    model = abz.LanguageModel(arch, TINY, shared=True)
+    model = abz.LanguageModel((9, MIXER), TINY, shared=True)
     supernet.fetch(model)
-    # Figure 3: the centre of the kernels; Q and P of Q, K, V, P
     state = model.state_dict()
-    assert state[kernels].tolist() == [list(range(28, 37)), list(range(93, 102))]
-    assert torch.equal(state[inputs], torch.cat([before[inputs][:16], before[inputs][48:]]))
-    supernet.write_back([(arch, {name: value + 1 for name, value in state.items()})])
-    change = {name: supernet.weights[name] - value for name, value in before.items()}
-    assert change[kernels].sum() == change[kernels][:, 28:37].sum() == 18
-    assert change["encoder.layers.0.conv.transform.9"].all()
-    assert not change["encoder.layers.0.conv.transform.7"].any()
-    rows = change[inputs].any(1)
-    assert rows.tolist() == [True] * 16 + [False] * 32 + [True] * 16
-    for name, value in change.items():
-        assert not ("layers.1.conv" in name or "layers.0.attention" in name) or not value.any()
-    supernet.take_rest({name: 0 * value for name, value in state.items()})
-    for name, value in supernet.weights.items():
-        mixer = ".conv." in name or ".attention." in name
-        assert bool(value.any()) == mixer or name.endswith("bias")
+    assert torch.equal(state[KERNEL], supernet.weights[KERNEL][:, 28:37])
+    parts = supernet.weights[PROJECTIONS].split(16)
+    assert torch.equal(state[PROJECTIONS], torch.cat([parts[0], parts[3]]))
 
 
 def test_the_best_candidate_writes_a_weight():
+    """And no other, and a warm start leaves it."""
     supernet = abz.SuperNet(TINY)
-    kernels = "encoder.layers.0.conv.kernel"
-    before = supernet.weights[kernels].clone()
+    before = {name: value.clone() for name, value in supernet.weights.items()}
     states = []
-    for value, arch in ((2.0, (3, 9)), (1.0, (9, 9))):
+    for value, arch in ((2.0, (3, MIXER)), (1.0, (9, MIXER))):
         state = abz.LanguageModel(arch, TINY, shared=True).state_dict()
         states.append((arch, {name: torch.full_like(each, value) for name, each in state.items()}))
     supernet.write_back(states)
-    kernel = supernet.weights[kernels]
-    assert kernel[0, 28:37].tolist() == [1, 1, 1, 2, 2, 2, 1, 1, 1]
-    assert torch.equal(kernel[:, :28], before[:, :28])
-    assert (supernet.weights["encoder.layers.0.conv.transform.9"] == 1).all()
-    assert (supernet.weights["encoder.layers.1.conv.kernel"][:, 28:37] == 2).all()
+    weights = supernet.weights
+    assert weights[KERNEL][0, 28:37].tolist() == [1, 1, 1, 2, 2, 2, 1, 1, 1]
+    assert torch.equal(weights[KERNEL][:, :28], before[KERNEL][:, :28])
+    rows = (weights[PROJECTIONS] == 2).all(1)
+    assert rows.tolist() == [True] * 16 + [False] * 32 + [True] * 16
+    unused = re.compile(r"layers\.1\.conv|layers\.0\.attention|conv\.transform\.(?![39]$)")
+    for name, value in before.items():
+        assert torch.equal(weights[name], value) == bool(unused.search(name))
+    supernet.take_rest({name: 0 * value for name, value in before.items()})
+    assert not supernet.weights["encoder.layers.1.fc1.weight"].any()
+    assert (supernet.weights[PROJECTIONS][:16] == 2).all()
 
 
 # Searcher
 
 
-def line(number, arch, score, diverged=False):
-    text = arch if isinstance(arch, str) else abz.arch_text(arch)
-    return {"id": number, "round": 0, "arch": text, "score": score, "diverged": diverged}
+def line(number, text, score, diverged=False):
+    return {"id": number, "arch": text, "score": score, "diverged": diverged}
 
 
 def test_ucb_is_equation_3():
@@ -330,25 +286,15 @@ def test_priorities_follow_scores_by_position():
     first = dict(zip(abz.OPS, priority.probabilities(abz.OPS, 0)))
     assert first["softmax"] > first["add"] > first["neg"]
     assert first["softsign"] == pytest.approx(first["neg"])
-    assert sum(first.values()) == pytest.approx(1)
-    kernels = dict(zip(abz.KERNELS, priority.probabilities(abz.KERNELS, 1)))
-    assert kernels[3] > kernels[7] > kernels[65]
-    assert priority.probabilities(abz.OPS, 2) == pytest.approx([0.1] * 10)  # longer than any path
+    kernels = priority.probabilities(abz.KERNELS, 1)
+    assert kernels[0] > kernels[2] > kernels[-1]
     uniform = abz.OperationPriority(history, abz.Config(strategy="evolution"))
     assert uniform.probabilities(abz.OPS, 0) == pytest.approx([0.1] * 10)
-
-
-def test_the_gain_is_that_of_the_config():
-    """D38: what sums over tokens without a softmax is louder in longer sequences."""
-    graph = abz.parse_formula("cos(Q, K) @ V")
-    assert 0.001 < abz.gain(graph, dataclasses.replace(TINY, length=8)) < 0.5
-    assert abz.gain(graph, abz.Config(length=512)) > 0.5
 
 
 def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
     rng = random.Random(0)
     drawn = []
-    lengths = set()
 
     class Priority:
         def probabilities(self, options, position, legal):
@@ -360,27 +306,24 @@ def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
         child = abz.edit_graph(graph, rng, Priority())
         assert child != graph
         assert abz.why_illegal(child, 12) is None
-        lengths.add(len(child) - len(graph))
         if len(child) > len(graph):  # by an insertion, which draws last
             position, op = drawn[-1]
             assert child[position][0] == op
         assert all(0 <= position <= len(graph) for position, _ in drawn)  # Sec. 3.2, D41
-    assert lengths >= {-1, 0, 1}
 
 
 def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
     cfg = dataclasses.replace(TINY, population=5, rounds=2, parents=2, children=2)
     assert abz.round_sizes(cfg) == [4, 1, 4, 4]
     rng = random.Random(0)
-    history = [line(index, abz.sample_arch(rng, TINY), index / 10, diverged=index == 4)
-               for index in range(5)]
+    history = [
+        line(index, abz.arch_text(abz.sample_arch(rng, TINY)), index / 10, diverged=index == 4)
+        for index in range(5)]
     proposals = abz.propose(history, 2, cfg)
     assert [parent for parent, _ in proposals] == [3, 3, 2, 2]  # 4 diverged
     texts = {abz.arch_text(arch) for _, arch in proposals}
     assert len(texts - {each["arch"] for each in history}) == 4
     assert proposals == abz.propose(history, 2, cfg)
-    others = abz.propose(history, 2, dataclasses.replace(cfg, strategy="random"))
-    assert all(parent is None for parent, _ in others)
 
 
 # Objective
@@ -404,20 +347,17 @@ def test_masking_is_80_10_10_and_never_of_special_tokens():
     ids[:, 0] = 2  # [CLS]
     ids[:, 30] = 3  # [SEP]
     ids[::2, 40:] = 0  # padding
-    changed, positions, labels = abz.mask_tokens(ids, FakeTokenizer, 0.15, generator)
-    chosen = labels != -100
-    assert positions.shape == labels.shape == (round(0.15 * 2000 * 64),)
-    positions = positions[chosen]
-    labels = labels[chosen]
-    assert len(labels) == round(0.15 * (1000 * 62 + 1000 * 38)) == len(positions.unique())
+    changed, positions, labels = abz.mask_tokens(ids, FakeTokenizer, generator)
+    assert len(positions) == len(labels) == round(0.15 * 2000 * 64)
+    positions = positions[labels != -100]
+    labels = labels[labels != -100]
+    assert len(positions.unique()) == len(labels) == round(0.15 * (1000 * 62 + 1000 * 38))
     assert torch.equal(labels, ids.flatten()[positions])
     assert (labels >= 5).all()
     now = changed.flatten()[positions]
     assert (now == 4).float().mean().item() == pytest.approx(0.8, abs=0.01)
     assert (now == labels).float().mean().item() == pytest.approx(0.1, abs=0.01)
-    untouched = torch.ones(ids.numel(), dtype=torch.bool)
-    untouched[positions] = False
-    assert torch.equal(changed.flatten()[untouched], ids.flatten()[untouched])
+    assert torch.equal(changed.flatten().index_put((positions,), labels), ids.flatten())
 
 
 def test_next_sentence_pairs():
@@ -426,25 +366,22 @@ def test_next_sentence_pairs():
         segment_b=torch.full((400, 5), 20),
         length_b=torch.tensor([2] * 300 + [0] * 100),
         other=torch.full((400, 5), 30),
-        length_other=torch.ones(400, dtype=torch.long))
+        length_other=torch.ones(400))
     second, length, labels = abz.draw_next_sentence(segments, torch.Generator().manual_seed(0))
     assert (labels[300:] == -100).all()
     assert not length[300:].any()
     elsewhere = labels[:300] == 1
-    assert 0.4 < elsewhere.float().mean() < 0.6
-    assert torch.equal(second[:300, 0], torch.where(elsewhere, 30, 20))
-    assert torch.equal(length[:300], torch.where(elsewhere, 1, 2))
+    assert 120 < elsewhere.sum() < 180
+    assert torch.equal(second[:300, 0], 20 + 10 * elsewhere)
+    assert torch.equal(length[:300], 2.0 - 1.0 * elsewhere)
 
 
 def test_a_batch_without_labels_has_a_loss():
-    logits = torch.randn(3, 2, requires_grad=True)
-    none = torch.full((3,), -100)
-    some = torch.tensor([1, -100, 0])
-    batch = [None] * 4 + [none, some]
-    model = lambda *inputs: (logits, logits)  # noqa: E731
-    losses, _ = abz.language_losses(model, batch, TINY, torch.device("cpu"))
+    logits = torch.randn(3, 2)
+    batch = logits, logits, torch.full((3,), -100), torch.tensor([1, -100, 0])
+    losses, _ = abz.language_losses(lambda *both: both, batch, TINY, torch.device("cpu"))
     assert losses[0] == 0
-    assert_close(losses[1], torch.nn.functional.cross_entropy(logits[[0, 2]], some[[0, 2]]))
+    assert 0 < losses[1] < 9
 
 
 # The network as code
@@ -453,23 +390,18 @@ def test_a_batch_without_labels_has_a_loss():
 @pytest.mark.parametrize("number", range(3))
 def test_the_written_module_gives_our_outputs(number, tmp_path):
     """On padded batches; the module imports torch alone."""
-    cfg = dataclasses.replace(TINY, layers=12, embedding=8 if number % 2 else 0)
+    cfg = dataclasses.replace(TINY, layers=12, embedding=8 * number)
     rng = random.Random(number)
     arch = abz.sample_arch(rng, cfg) if number else abz.parse_arch(abz.PUBLISHED)
     torch.manual_seed(number)
     model = abz.LanguageModel(arch, cfg).double().eval()
     path = tmp_path / "net.py"
-    abz.write_best(path, arch, (model.state_dict(), arch, "test"), cfg, FakeTokenizer)
+    write_network(path, model, cfg, FakeTokenizer, None, cfg.length)
     source = path.read_text()
-    names = {"math", "unicodedata", "types", "torch", "torch.nn.functional",
-             "torch.utils.checkpoint"}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            assert names >= {name.name for name in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.module in names
+    imported = re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)
+    assert {*imported} <= {"math", "unicodedata", "types", "torch"}
     written = {}
-    exec(compile(source, path, "exec"), written)
+    exec(source, written)
     network = written["load"](path.with_suffix(".pt")).double().eval()
     ids = torch.randint(50, (4, 11))
     lengths = torch.tensor([11, 7, 2, 1])
@@ -477,18 +409,3 @@ def test_the_written_module_gives_our_outputs(number, tmp_path):
     inputs = (ids, ids % 2, lengths, real)
     for ours, theirs in zip(model(*inputs), network(*inputs)):
         assert_close(theirs, ours, rtol=1e-6, atol=1e-6)
-
-
-def test_the_written_module_does_not_depend_on_line_numbers(tmp_path, monkeypatch):
-    """The file may be edited while a search runs."""
-    path = tmp_path / "copied.py"
-    source = Path(abz.__file__).read_text()
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location("copied", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "copied", module)
-    spec.loader.exec_module(module)
-    network = (module, abz.parse_arch("conv9 | cos(Q, K) @ V"), "net.pt", TINY, FakeTokenizer)
-    before = write_code(*network, None, 32)
-    path.write_text("# a comment\n" * 9 + source)
-    assert write_code(*network, None, 32) == before

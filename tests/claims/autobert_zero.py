@@ -126,10 +126,16 @@ def weights(options):
     return {"values": by_arm(train(options, arms))}
 
 
-def without_attention(arch, replacement):
-    """The architecture with one layer in the place of each attention."""
+def without_attention(arch, replacement=""):
+    """The architecture with one layer in the place of each attention: `replacement`, or as in Table
+    5 the convolution before it (the first one, where none is before it)."""
     layers = arch.split(" | ")
-    return " | ".join(one if one.startswith("conv") else replacement for one in layers)
+    before = next(layer for layer in layers if layer.startswith("conv"))
+    others = []
+    for layer in layers:
+        before = layer if layer.startswith("conv") else before
+        others.append(before if layer == before else replacement or before)
+    return " | ".join(others)
 
 
 @study(
@@ -147,7 +153,7 @@ def attention(options):
     networks = {
         "winner": arch,
         "BERT's attention": without_attention(arch, abz.BERT_ATTENTION),
-        "convolutions": f"{arch}/conv-only",
+        "convolutions": without_attention(arch),
     }
     arms = {(arm, seed): networks[arm] for arm in networks for seed in range(options.seeds)}
     return {"values": by_arm(train(options, arms)), "networks": networks}
