@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
@@ -121,11 +120,6 @@ def read_lines(path):
             yield number, line.rstrip("\r").split("\t")
 
 
-def complete(cells, width):
-    """Whether a line has `width` cells; further ones may be empty."""
-    return len(cells) >= width and not any(cells[width:])
-
-
 def warn_about_lines(path, numbers, width, treatment):
     """One warning for all lines with another number of columns than `width`."""
     if numbers:
@@ -143,10 +137,6 @@ def parse_label(task, cell, place):
     raise UserError(f"{place}: {task.name} has no label {cell!r}; it must be {choices}")
 
 
-def label_array(task, labels):
-    return np.array(labels, np.float32 if task.regression else np.int64)
-
-
 def load(folder, task, split):
     """Read one split of a task.
 
@@ -159,69 +149,44 @@ def load(folder, task, split):
     path = path_of(folder, task.name, split)
     if split.startswith("test"):
         return load_unlabelled(path, task)
-    lines = read_lines(path)
+    lines = list(read_lines(path))
     width = task.columns
     if not width:
-        header = next(lines, (1, []))[1]
+        header = lines.pop(0)[1] if lines else []
         width = len(header)
         if width <= max(*task.text, task.label) or header[task.label] not in LABELS:
             raise UserError(f"{path}:1: no header of {task.name}; take the official GLUE file")
-    first = []
-    second = []
-    labels = []
-    skipped = []
-    for number, cells in lines:
-        if not complete(cells, width):
-            skipped.append(number)
-            continue
-        first.append(cells[task.text[0]])
-        second.append(cells[task.text[-1]])
-        labels.append(parse_label(task, cells[:width][task.label], f"{path}:{number}"))
-    if not first:
+    complete = [(number, cells) for number, cells in lines
+                if len(cells) >= width and not any(cells[width:])]
+    if not complete:
         raise UserError(f"{path}: no line has the {width} columns of {task.name}; "
                         "take the official GLUE file")
+    skipped = sorted({number for number, _ in lines} - {number for number, _ in complete})
     warn_about_lines(path, skipped, width, "were skipped")
-    second = second if len(task.text) == 2 else None
-    return Examples(first, second, label_array(task, labels), path)
+    labels = [parse_label(task, cells[:width][task.label], f"{path}:{number}")
+              for number, cells in complete]
+    texts = [[cells[column] for _, cells in complete] for column in task.text]
+    kind = np.float32 if task.regression else np.int64
+    return Examples(texts[0], texts[1] if texts[1:] else None, np.array(labels, kind), path)
 
 
-def load_unlabelled(path, task, labelled=False):
+def load_unlabelled(path, task):
     """Read a test file, or a user's own file, whose first line names the task's text columns.
 
     Every line needs a prediction: text that is missing is empty, and one warning counts such lines.
-    labelled: read the labels too, if every line has one (see read_labels).
     """
     lines = list(read_lines(path))
     header = lines.pop(0)[1] if lines else []
-    names = task.test_text
-    if len(header) == task.columns > 0 and names[0] not in header:
-        lines.insert(0, (1, header))  # train and dev of CoLA have no header
-        header = ["source", "label", "star", *names]
-    if not {*names} <= {*header}:
-        raise UserError(f"{path}:1: no column is named {' or '.join(names)}; the first line must "
-                        f"name {task.name}'s columns, separated by tabs")
-    if not lines:
-        raise UserError(f"{path}: no line follows the header")
+    if not {*task.test_text} <= {*header} or not lines:
+        raise UserError(f"{path}:1: no column is named {' or '.join(task.test_text)}, or no line "
+                        f"follows; the first line must name {task.name}'s columns, separated by "
+                        "tabs")
     width = len(header)
-    short = [number for number, cells in lines if not complete(cells, width)]
+    short = [number for number, cells in lines if len(cells) < width]
     warn_about_lines(path, short, width, "are kept, with empty text for what is missing")
-    lines = [(number, cells + [""] * width) for number, cells in lines]
-    texts = [[cells[header.index(name)] for _, cells in lines] for name in names]
-    labels = read_labels(path, task, header, lines) if labelled else None
-    return Examples(texts[0], texts[1] if len(texts) == 2 else None, labels, path)
-
-
-def read_labels(path, task, header, lines):
-    """The labels of all lines as an array; None without a column of labels. None and a warning
-    where a line has none."""
-    columns = [header.index(name) for name in LABELS if name in header]
-    if not columns:
-        return None
-    try:
-        return label_array(task, [parse_label(task, cells[columns[0]], f"{path}:{number}")
-                                  for number, cells in lines])
-    except UserError as error:
-        warnings.warn(f"{error}; no score is computed", stacklevel=2)
+    texts = [[(cells + [""] * width)[header.index(name)] for _, cells in lines]
+             for name in task.test_text]
+    return Examples(texts[0], texts[1] if texts[1:] else None, None, path)
 
 
 # Batches
@@ -254,8 +219,6 @@ class Features:
     labels: np.ndarray | None  # as in Examples
     specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
-    cut: int = 0  # examples that were longer than max_length
-    longest: int = 0  # tokens of the longest example before it was cut
 
     def __len__(self):
         return len(self.pairs)
@@ -282,38 +245,22 @@ def cut_pair(first, second, room):
     return first[:kept], second[:room - kept]
 
 
-def encode(examples, tokenizer, max_length, block=10_000):
-    """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens."""
+def encode(examples, tokenizer, max_length):
+    """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens; a warning counts
+    those that are cut."""
     sides = [side for side in (examples.first, examples.second) if side]
     specials = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id)
-    features = Features([], examples.labels, specials, max_length)
     room = max_length - 1 - len(sides)
-    name = examples.path.parent.name
-    for start in tqdm(range(0, len(examples), block), f"encode {name}", disable=None, leave=False):
-        encoded = [tokenizer.encode_batch(side[start:start + block]) for side in sides]
-        for pair in zip(*encoded):
-            total = sum(map(len, pair))
-            features.cut += total > room
-            features.longest = max(features.longest, total + 1 + len(sides))
-            cut = cut_pair(*pair, room) if pair[1:] else [pair[0][:room]]
-            features.pairs.append([array("i", ids) for ids in cut])
-    return features
-
-
-def warn_about_cuts(name, splits, positions):
-    """One warning where examples of a task were cut, with the length that keeps them whole, or the
-    most that the model has positions for. splits: its Features."""
-    cut = sum(features.cut for features in splits)
-    if not cut:
-        return
-    length = splits[0].max_length
-    longest = max(features.longest for features in splits)
-    better = min(positions, -(-longest // 8) * 8)
-    hint = f"use --finetune_length {better}"
-    if better <= length:
-        hint = f"the model has {positions} positions"
-    warnings.warn(f"{name}: {cut} of {sum(map(len, splits))} examples are longer than {length} "
-                  f"tokens and are cut; the longest has {longest}; {hint}", stacklevel=2)
+    pairs = []
+    too_long = 0
+    for pair in zip(*map(tokenizer.encode_batch, sides)):
+        too_long += sum(map(len, pair)) > room
+        cut = cut_pair(*pair, room) if pair[1:] else [pair[0][:room]]
+        pairs.append([array("i", ids) for ids in cut])
+    if too_long:
+        warnings.warn(f"{examples.path}: {too_long} of {len(pairs)} examples are longer than "
+                      f"{max_length} tokens and are cut", stacklevel=2)
+    return Features(pairs, examples.labels, specials, max_length)
 
 
 def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):

@@ -117,10 +117,6 @@ class Tokenizer:
         """Ids of one text, without special tokens."""
         return self.encode_batch([text])[0]
 
-    def describe(self, file):
-        """What config.json keeps about a copy of the vocabulary; load_tokenizer compares it."""
-        return {"file": file.name, "pieces": self.vocab_size, "fingerprint": self.fingerprint}
-
     def save(self, folder):
         """Copy the vocabulary to where load_tokenizer looks for it, with a note if case is kept;
         returns the path."""
@@ -176,9 +172,6 @@ class SentencePieceTokenizer(Tokenizer):
 
     def model_spans(self, clean):
         """[(id, (start, end))] of SentencePiece itself, in characters of a normalised text."""
-        if hasattr(self.model, "EncodeAsOffsetMapping"):  # sentencepiece 0.2.3 and newer
-            encoded = self.model.encode(clean, out_type="offset_mapping")
-            return list(zip(encoded["ids"], encoded["offsets"]))
         encoded = self.model.encode(clean, out_type="immutable_proto")
         return [(token.id, (token.begin, token.end)) for token in encoded.pieces]
 
@@ -316,29 +309,19 @@ def load_tokenizer(path, lower=None):
     """The tokenizer in a file, or in a folder with spiece.model or vocab.txt.
 
     lower=False: for cased models and translation; None: as tokenizer_config.json next to it says,
-    True where there is none. Raises UserError where the run in its folder had another vocabulary.
+    True where there is none.
     """
-    names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
     given = Path(path)
+    names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
     files = [file for file in (given, *(given / name for name in names)) if file.is_file()]
     if not files:
         raise UserError(f"{given}: there is no {' and no '.join(names)}; "
                         "make one with data/prepare.py corpus")
-    path = files[0]
-
-    def read(name):
-        file = path.with_name(name)
-        return read_json(file, dict, "fetch it again") if file.is_file() else {}
-
+    settings = files[0].with_name(SETTINGS)
     if lower is None:
-        lower = read(SETTINGS).get("do_lower_case", True)
-    kind = WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer
-    tokenizer = kind(path, lower)
-    record = read("config.json").get("vocabulary", {})
-    if record.get("file") == path.name and record["fingerprint"] != tokenizer.fingerprint:
-        raise UserError(f"{path}: damaged, or changed since the run in {path.parent}; "
-                        "take it from a copy")
-    return tokenizer
+        lower = not settings.is_file() or read_json(settings).get("do_lower_case", True)
+    kind = WordPieceTokenizer if files[0].suffix == ".txt" else SentencePieceTokenizer
+    return kind(files[0], lower)
 
 
 @functools.lru_cache(maxsize=1)
