@@ -99,8 +99,8 @@ def pick_device(name, local_rank=0):
         name = f"cuda:{local_rank}"
     choices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if name not in choices:
-        raise UserError(f"--device {name}: not on this machine; choose from auto, "
-                        f"{', '.join(choices)}, and start no more processes than devices")
+        raise UserError(f"--device {name}: this machine has {', '.join(choices)}; start no more "
+                        "processes than devices")
     device = torch.device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -117,15 +117,13 @@ def autocast(dtype, device):
 
 def on_main(ranks, function, *args, **kwargs):
     """Call function(*args) on rank 0 alone. Every rank gets its result, which is pickled, or raises
-    its UserError or Stop, so that no rank waits for a dead one."""
+    its UserError, Stop or OSError, so that no rank waits for a dead one."""
     result = error = None
     if ranks.main:
         try:
             result = function(*args, **kwargs)
-        except (UserError, Stop) as mistake:
+        except (UserError, Stop, OSError) as mistake:
             error = mistake
-        except OSError as mistake:
-            error = UserError(f"{mistake.filename or 'disk'}: {mistake.strerror}")
     result, error = broadcast(ranks, (result, error))
     if error:
         raise error
@@ -421,7 +419,5 @@ def print0(ranks, *words):
 
 
 def progress(ranks, total, label, start=0):
-    """A tqdm bar on rank 0; where stderr is no terminal it prints a line now and then instead of
-    flooding a log."""
-    return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, dynamic_ncols=True,
-                mininterval=0.2 if sys.stderr.isatty() else 10)
+    """A tqdm bar on rank 0; it is drawn each second, so that it does not flood a log."""
+    return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, mininterval=1)

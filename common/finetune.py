@@ -36,7 +36,6 @@ from common.distributed import (
 LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is among the tasks
 EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensors of 2.7 GB of them
-MNLI_SPLITS = "train dev dev_mismatched test test_mismatched test_diagnostic".split()
 CLIP = 1.0  # largest gradient norm, as in BERT
 THRESHOLD = "threshold.json"  # of "no answer", next to a model of SQuAD 2.0
 
@@ -125,58 +124,20 @@ class Task:
             spread = math.sqrt(score * (1 - score))
         return spread / math.sqrt(len(self.examples["dev"]))
 
-    def read(self, split, size, **order):
-        """The batches of a split, without "lengths" where all sequences are full: attention then
-        needs no mask, and a GPU has flash kernels for it."""
-        for batch in glue.batches(self.splits[split], size, **order):
-            if (batch["lengths"] == batch["ids"].shape[-1]).all():
-                del batch["lengths"]
-            yield batch
-
     def batches(self, seed, start=0):
         """Endless training batches from step `start` on: dictionaries of CPU tensors. Each epoch
         has its own order."""
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         first, skipped = divmod(start, per_epoch)
         for epoch in itertools.count(first):
-            batches = self.read("train", self.recipe.batch, seed=seed, epoch=epoch)
+            batches = glue.batches(self.splits["train"], self.recipe.batch, seed, epoch)
             yield from itertools.islice(batches, skipped if epoch == first else 0, None)
-
-    def collect(self, split, forward):
-        """forward(batch) of all examples of a split in the order of the file, float32 on the CPU.
-
-        It gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are
-        filled up with -1e4.
-        """
-        features = self.splits[split]
-        longest = int(features.lengths.max())
-        inputs = features.lengths[0].size  # an example of RACE has four
-        size = min(4 * self.recipe.batch, max(1, EVALUATED // longest // inputs))
-        index = []
-        collected = []
-        for batch in self.read(split, size):
-            output = forward(batch)
-            parts = output if isinstance(output, tuple) else (output,)
-            width = batch["ids"].shape[1]
-            index.append(batch["index"])
-            collected.append([
-                fill(part.float(), longest) if self.kind == "span" and part.shape[1:2] == (width,)
-                else part.float() for part in parts])
-        order = torch.cat(index).argsort()
-        # only here does the host wait for a GPU
-        outputs = [torch.cat(column).cpu()[order] for column in zip(*collected)]
-        return tuple(outputs) if isinstance(output, tuple) else outputs[0]
-
-
-def fill(part, longest):
-    """(B, T, ...) -> (B, longest, ...): filled up with -1e4, or cut where T was rounded up."""
-    return pad(part, (0, 0) * (part.dim() - 2) + (0, longest - part.shape[1]), value=-1e4)
 
 
 def limit(split, cfg):
-    """Number of examples of a split to use, 0 for all: --train_examples of train; in a dry run of
-    all."""
-    return cfg.train_examples if split == "train" or cfg.dry_run else 0
+    """Number of examples of a split to use, None for all: --train_examples of train; in a dry run
+    of all."""
+    return cfg.train_examples or None if split == "train" or cfg.dry_run else None
 
 
 class GlueTask(Task):
@@ -192,21 +153,13 @@ class GlueTask(Task):
         if file:
             self.examples = {"test": glue.load_unlabelled(file, self.task)}
         else:
-            self.examples = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg))
-                             for split in self.split_names(cfg, search)}
+            self.examples = {split: glue.load(cfg.glue, name, split)[:limit(split, cfg)]
+                             for split in glue.files(cfg.glue, name, search)}
         splits = {split: glue.encode(part, tokenizer, recipe.length)
                   for split, part in self.examples.items()}
         kind = "value" if self.task.regression else "class"
         metrics = *self.task.metrics, "main"
         super().__init__(name, kind, self.task.classes, metrics, recipe, splits)
-
-    def split_names(self, cfg, search):
-        name = self.task.name
-        if search:
-            return ["train", "dev"]
-        splits = MNLI_SPLITS if name == "MNLI" else ["train", "dev", "test"]
-        return [split for split in splits
-                if not split.startswith("test") or glue.path_of(cfg.glue, name, split).exists()]
 
     def score(self, split, outputs):
         """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n,
@@ -235,7 +188,7 @@ class SquadTask(Task):
             path = Path(cfg.init, THRESHOLD)
             self.threshold = read_json(path)["threshold"] if path.exists() else 0.0
         else:
-            self.examples = {split: squad.load(path)[:limit(split, cfg) or None]
+            self.examples = {split: squad.load(path)[:limit(split, cfg)]
                              for split, path in squad.files(cfg.squad, name).items()}
         stride = min(128, recipe.length // 3)
         windows = {split: squad.features(examples, tokenizer, recipe.length, stride,
@@ -309,7 +262,7 @@ def task_files(names, cfg, flag, search):
         if flag == "squad" and name.startswith("SQuAD"):
             files += squad.files(cfg.squad, name).values()
         elif flag == "glue" and name in glue.TASKS:
-            files += glue.files(cfg.glue, name, search)
+            files += glue.files(cfg.glue, name, search).values()
     return files
 
 
@@ -318,19 +271,39 @@ def task_files(names, cfg, flag, search):
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
-    """Outputs of the model for a split, in the order of the file, float32 on the CPU. Raises
-    Diverged where one is NaN or infinite."""
+    """model(batch) of all examples of a split in the order of the file, float32 on the CPU. Raises
+    Diverged where an output is NaN or infinite.
 
-    def forward(batch):
-        with autocast(cfg.dtype, device):
-            return model(send(batch, device))
-
+    A model gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are
+    filled up with -1e4.
+    """
+    features = task.splits[split]
+    longest = int(features.lengths.max())
+    inputs = features.lengths[0].size  # an example of RACE has four
+    size = min(4 * task.recipe.batch, max(1, EVALUATED // longest // inputs))
+    index = []
+    collected = []
     model.eval()
-    outputs = task.collect(split, forward)
-    parts = outputs if isinstance(outputs, tuple) else (outputs,)
-    if not all(part.isfinite().all() for part in parts):
+    for batch in glue.batches(features, size):
+        with autocast(cfg.dtype, device):
+            output = model(send(batch, device))
+        width = batch["ids"].shape[1]
+        parts = output if isinstance(output, tuple) else (output,)
+        index.append(batch["index"])
+        collected.append([
+            fill(part.float(), longest) if task.kind == "span" and part.shape[1:2] == (width,)
+            else part.float() for part in parts])
+    order = torch.cat(index).argsort()
+    # only here does the host wait for a GPU
+    outputs = [torch.cat(column).cpu()[order] for column in zip(*collected)]
+    if not all(part.isfinite().all() for part in outputs):
         raise Diverged(f"{task.name}: a prediction for {split} is NaN or infinite")
-    return outputs
+    return tuple(outputs) if isinstance(output, tuple) else outputs[0]
+
+
+def fill(part, longest):
+    """(B, T, ...) -> (B, longest, ...): filled up with -1e4, or cut where T was rounded up."""
+    return pad(part, (0, 0) * (part.dim() - 2) + (0, longest - part.shape[1]), value=-1e4)
 
 
 def backward(model, batch, accumulate, cfg, device):
@@ -495,7 +468,7 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
 
 def summarise(folder, results):
     """Of run_jobs' results: {"tasks": {task: the median job's entries, median, mean, sd, n,
-    diverged}, "averages": ...}. Copies what the median job wrote to folder/TASK. A diverged job
+    diverged}, "average": ...}. Copies what the median job wrote to folder/TASK. A diverged job
     counts with its score."""
     folder = Path(folder)
     tasks = {}
@@ -511,13 +484,11 @@ def summarise(folder, results):
             "n": len(runs),
             "diverged": sum(bool(run["diverged"]) for run in runs),
         }
-        if (folder / "jobs" / median["job"]).exists():
-            shutil.copytree(folder / "jobs" / median["job"], folder / name, dirs_exist_ok=True)
-    scores = {name: entry["metrics"] for name, entry in tasks.items()}
-    mismatched = scores.get("MNLI", {}).get("dev_mismatched accuracy")
-    if mismatched is not None:
-        scores["MNLI-mm"] = {"main": mismatched}
-    return {"tasks": tasks, "averages": glue.averages(scores)}
+        shutil.copytree(folder / "jobs" / median["job"], folder / name, dirs_exist_ok=True)
+    scores = {name: main_score(entry) for name, entry in tasks.items()}
+    if "MNLI" in tasks:
+        scores["MNLI-mm"] = tasks["MNLI"]["metrics"].get("dev_mismatched accuracy", -1.0)
+    return {"tasks": tasks, "average": glue.paper_average(scores)}
 
 
 def main_score(result):
@@ -559,6 +530,5 @@ def print_summary(run, cfg, nine=""):
         print0(run.ranks, line)
         if (run.folder / name / "checkpoint.pt").exists():
             run.print_result(cfg, f"{name}/checkpoint.pt")
-    for key, title in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
-        if title and result["averages"].get(key) is not None:
-            print0(run.ranks, f"{title}: {100 * result['averages'][key]:.2f}")
+    if nine and result["average"] is not None:
+        print0(run.ranks, f"{nine}: {100 * result['average']:.2f}")

@@ -211,29 +211,20 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
 def extract(features, start_logits, end_logits, n_best=N_BEST, max_answer=MAX_ANSWER):
     """Answers from start and end logits (W, T) (arrays or CPU tensors, T >= the longest input).
 
-    Of each window the n_best best starts are combined with its n_best best ends. The odds of "no
-    answer" are BERT's: the smallest start + end logit at [CLS] of the question's windows, minus the
-    best span's score. Returns Predictions as `rank` does.
+    As in the official script of BERT, the n_best best starts of each window are combined with its
+    n_best best ends, and illegal spans dropped. The odds of "no answer" are BERT's: the smallest
+    start + end logit at [CLS] of the question's windows, minus the best span's score. Returns
+    Predictions as `rank` does.
     """
     start_logits = torch.as_tensor(start_logits, dtype=torch.float64)
     end_logits = torch.as_tensor(end_logits, dtype=torch.float64)
     null = start_logits[:, 0].float() + end_logits[:, 0].float()
-    length, own, own_end = torch.from_numpy(features.windows[:, 3:]).T[..., None]  # (W, 1)
-    offsets = torch.from_numpy(features.offsets)[:, None]
-    positions = torch.arange(start_logits.shape[1]) - offsets  # (W, T)
-    owned = (positions >= own) & (positions < own_end)
-    inside = (positions >= 0) & (positions < length)
     kept = min(n_best, start_logits.shape[1])
-    start_scores, starts = start_logits.where(owned, -torch.inf).topk(kept)
-    end_scores, ends = end_logits.where(inside, -torch.inf).topk(kept)
-    scores = start_scores[:, :, None] + end_scores[:, None, :]  # (W, kept, kept)
-    span = ends[:, None, :] - starts[:, :, None]
-    legal = (span >= 0) & (span < max_answer)
-    scores = scores.where(legal, -torch.inf).flatten(1)
-    scores, best = scores.topk(min(n_best, kept * kept))
-    starts = starts.gather(1, best // kept)
-    ends = ends.gather(1, best % kept)
-    return rank(features, starts, ends, scores, null, True, n_best, max_answer)
+    start_scores, starts = start_logits.topk(kept)
+    end_scores, ends = end_logits.topk(kept)
+    scores = start_scores.repeat_interleave(kept, 1) + end_scores.repeat(1, kept)  # (W, kept ** 2)
+    return rank(features, starts.repeat_interleave(kept, 1), ends.repeat(1, kept), scores, null,
+                True, n_best, max_answer)
 
 
 def rank(features, starts, ends, scores, null, relative=False, n_best=N_BEST,
@@ -251,15 +242,15 @@ def rank(features, starts, ends, scores, null, relative=False, n_best=N_BEST,
     np.minimum.at(lowest, features.windows[:, 0], np.asarray(null, dtype=np.float64))
     starts = np.asarray(starts) - features.offsets[:, None]
     ends = np.asarray(ends) - features.offsets[:, None]
-    candidates = np.stack([starts, ends, np.asarray(scores)], axis=2)  # (W, K, 3) float64
-    for window, lines in zip(features.windows.tolist(), candidates.tolist()):
-        number, paragraph, first, length, own, own_end = window
+    length, own, own_end = features.windows[:, 3:].T[..., None]  # (W, 1)
+    legal = (own <= starts) & (starts < own_end) & (starts <= ends)
+    legal &= ends < np.minimum(length, starts + max_answer)
+    places = np.nonzero(legal)
+    columns = (places[0], starts[places], ends[places], np.asarray(scores)[places])
+    for window, start, end, score in zip(*map(np.ndarray.tolist, columns)):
+        number, paragraph, first = features.windows[window, :3]
         _, char_starts, char_ends = features.contexts[paragraph]
-        for start, end, score in lines:
-            legal = own <= start < own_end and start <= end < min(length, start + max_answer)
-            if legal and score > -np.inf:
-                begin = char_starts[first + int(start)]
-                spans[number].append((score, begin, char_ends[first + int(end)]))
+        spans[number].append((score, char_starts[first + int(start)], char_ends[first + int(end)]))
     result = Predictions({}, {}, {})
     for question, own_spans, odds in zip(features.questions, spans, lowest.tolist()):
         best = distinct(question.context, own_spans, n_best)
@@ -322,19 +313,16 @@ def evaluate(questions, predictions, null_odds=None, threshold=0.0):
 
     predictions: {id: text}. null_odds: {id: odds of "no answer"}: answers with odds above the
     threshold are withdrawn; None: the threshold that gives the best F1 on these questions. Returns
-    exact, f1; with unanswerable questions (2.0) also the same with HasAns_ and NoAns_, and with
-    null_odds the threshold and best_exact, best_exact_thresh, best_f1, best_f1_thresh: what the
-    official script gives (see best_threshold).
+    exact and f1, and with null_odds and unanswerable questions (2.0) the threshold, best_exact,
+    best_exact_thresh, best_f1 and best_f1_thresh: what the official script gives (see
+    best_threshold).
     """
     answerable = np.array([not question.impossible for question in questions])
     version = 1 if answerable.all() else 2
     texts = [predictions[question.id] for question in questions]
     scores = np.array([question_scores(question, text, version)
                        for question, text in zip(questions, texts)])  # (n, 2)
-    groups = {"": np.ones_like(answerable)}
     result = {}
-    if version == 2:
-        groups |= {"HasAns_": answerable, "NoAns_": ~answerable}
     if version == 2 and null_odds is not None:
         odds = np.array([null_odds[question.id] for question in questions])
         if threshold is None:
@@ -344,7 +332,5 @@ def evaluate(questions, predictions, null_odds=None, threshold=0.0):
             value, where = best_threshold(values, odds, answerable, texts)
             result |= {f"best_{name}": float(value), f"best_{name}_thresh": where}
         scores = np.where((odds > threshold)[:, None], ~answerable[:, None], scores)
-    for prefix, members in groups.items():
-        exact, f1 = scores[members].mean(axis=0) if members.any() else (0.0, 0.0)
-        result |= {f"{prefix}exact": float(exact), f"{prefix}f1": float(f1)}
-    return result
+    exact, f1 = scores.mean(axis=0).tolist()
+    return {"exact": exact, "f1": f1, **result}
