@@ -117,7 +117,10 @@ def read_json(path, kind=object, fix="correct or delete it"):
 
 
 def read_jsonl(path):
-    """The objects of a .jsonl file, without a last line that a crash tore off."""
+    """The objects of a .jsonl file, [] where there is none, without a last line that a crash tore
+    off."""
+    if not Path(path).exists():
+        return []
     lines = read_text(path, "begin again with --restart").split("\n")[:-1]
     return [parse_json(line, f"{path}:{number}", dict) for number, line in enumerate(lines, 1)]
 
@@ -128,7 +131,7 @@ def save_file(path, state):
         with atomic(path, keep=True) as file:
             torch.save(state, file)
     except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
-        raise UserError(f"{path}: cannot be written ({first_line(error)}); "
+        raise UserError(f"{path}: cannot be written ({error}); "
                         "free disk space, the same command continues") from error
 
 
@@ -143,12 +146,8 @@ def load_file(path, device="cpu"):
                     raise ValueError(f"the checksum of {damaged} does not fit")
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many kinds for a torn or foreign file
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {error}"[:100]
         raise UserError(f"{path}: no readable checkpoint ({reason})") from None
-
-
-def first_line(error):
-    return (str(error).splitlines() or [""])[0][:100]
 
 
 def newest(path):

@@ -115,12 +115,6 @@ def check_ranges(config):
                 check_range(field.name, one, comments.get(field.name, ""))
 
 
-def settings_of(presets, preset, action, actions):
-    """The settings of a preset for an action: {field: value}."""
-    settings = {**presets[preset], **presets[preset].get(action, {})}
-    return {name: value for name, value in settings.items() if name not in actions}
-
-
 def make_parser(config_class, presets, actions, description):
     """The ArgumentParser of a paper file; its help shows the settings of PRESET."""
     parser = Parser(description=description, allow_abbrev=False,
@@ -165,9 +159,10 @@ def parse(config_class, presets, actions, description, argv=None):
 
 def make_config(config_class, presets, preset, action, actions, given):
     """The config of a preset, an action and the given flags."""
-    settings = {"preset": preset, **settings_of(presets, preset, action, actions)}
-    if given.get("dry_run"):
-        settings |= settings_of(presets, "dry_run", action, actions)
+    settings = {"preset": preset}
+    for name in (preset, "dry_run") if given.get("dry_run") else (preset,):
+        settings |= presets[name] | presets[name].get(action, {})
+    settings = {name: value for name, value in settings.items() if name not in actions}
     config = config_class(**{**settings, **given})
     config.given = frozenset(given)
     config.action = action

@@ -89,13 +89,13 @@ class Task:
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
 
-    def evaluation_steps(self, every=0, split="dev"):
+    def evaluation_steps(self, every=0):
         """Steps after which to evaluate: every `every` steps; or, if 0, up to 20 times, capped so
         that evaluation sees fewer examples than training. Always includes the last step."""
         if every:
             return {*range(every, self.steps, every), self.steps}
         trained = self.steps * self.recipe.batch
-        count = min(20, self.steps, trained // len(self.splits[split])) or 1
+        count = min(20, self.steps, trained // len(self.splits["dev"])) or 1
         return {round(self.steps * number / count) for number in range(1, count + 1)}
 
     @functools.cached_property
@@ -322,12 +322,12 @@ def backward(model, batch, accumulate, cfg, device):
 
 
 def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, evaluate_at=(),
-              split="dev", checkpoint=None, run=None, job=""):
+              checkpoint=None, run=None, job=""):
     """Train a model on a task. Returns a dictionary: "diverged", None or the reason; with
     evaluate_at also "best", the weights with the best score, and "score".
 
     rate(step): the learning rate. key: the seed, and more that the random numbers depend on.
-    evaluate_at: steps after which `split` is scored. checkpoint: a Checkpoint to resume from. run:
+    evaluate_at: steps after which dev is scored. checkpoint: a Checkpoint to resume from. run:
     the RunFolder whose log gets a line where the loss is read, under the name `job`. Raises Stop
     after SIGTERM. The host waits for a GPU only where the loss is read, evaluated or saved.
     """
@@ -352,7 +352,7 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
         dev = {}
         if done in evaluate_at:
             try:
-                score = task.score(split, predict(model, task, split, cfg, device))["main"]
+                score = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
             except Diverged as error:
                 state["diverged"] = f"{error}, step {done}"
                 break
@@ -371,7 +371,7 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
 
 
 def finetune_job(model, task, optimizer, rate, cfg, device, key, folder, run, accumulate=1,
-                 evaluate_at=(), split="dev"):
+                 evaluate_at=()):
     """One run of a task, resumed where it stopped: (result, outputs by split). `folder` gets the
     official files. If training diverges, the weights with the best score so far count; without any,
     the scores are -1 and there are no outputs. Arguments as in fine_tune."""
@@ -379,14 +379,14 @@ def finetune_job(model, task, optimizer, rate, cfg, device, key, folder, run, ac
     checkpoint = Checkpoint(
         folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
     state = fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate, evaluate_at,
-                      split, checkpoint, run, folder.name)
+                      checkpoint, run, folder.name)
     metrics = dict.fromkeys(task.metrics, -1.0)
     outputs = {}
     if state["best"]:
         model.load_state_dict(send(state["best"], device))
     try:
         outputs = {name: predict(model, task, name, cfg, device) for name in task.splits
-                   if name not in ("train", "selection")}
+                   if name != "train"}
         metrics = write_outputs(task, outputs, folder)
     except Diverged as error:
         state["diverged"] = str(error)
