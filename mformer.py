@@ -55,7 +55,6 @@ class Config:
     given = frozenset()  # the flags that were given
     program = "mformer"
     models = ("init", "tokenizer")  # flags that name files besides the data
-    compared = ("save_every",)  # must agree in a resumed run: the last saves are averaged
     writes = ("text", "valid", "translations.*", "classes.txt")  # for --restart
     preset: str = "demo"  # demo (minutes) | small (real data) | long (257 tokens) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
