@@ -69,7 +69,7 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
         cfg.vocab_size = size
         if getattr(cfg, "init", ""):
             on_main(ranks, check_vocabulary, Path(cfg.init), data.tokenizer)
-        on_main(ranks, data.tokenizer.save, run.folder)
+        on_main(ranks, keep_vocabulary, run, data.tokenizer)
     return run, data
 
 
@@ -210,6 +210,11 @@ def corpus_line(cfg, data):
     counts = ", ".join(f"{meta[name]:,} {name}" for name in ("documents", "sentences", "tokens"))
     other = f" documents of {' '.join(cfg.dev_corpus)}" if getattr(cfg, "dev_corpus", ()) else ""
     return f"{' '.join(cfg.corpus)}: {counts}; held out: {len(data.dev.ids):,}{other}"
+
+
+def keep_vocabulary(run, tokenizer):
+    """Copy the tokenizer's file into the run folder, where --init looks for it."""
+    tokenizer.save(run.folder)
 
 
 def check_vocabulary(folder, tokenizer):

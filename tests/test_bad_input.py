@@ -126,7 +126,7 @@ SUBWORDS = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nman\nsat\n"
 # What a line or an entry may hold is tested beside its reader: test_glue.py, test_squad.py.
 DATA = [
     (tuning("CoLA"), "CoLA/train.tsv: no such file & --glue"),
-    (tuning("CoLA"), "train.tsv:1: not UTF-8", copy("glue", put("CoLA/train.tsv", UTF16))),
+    (tuning("CoLA"), "train.tsv & UTF-16", copy("glue", put("CoLA/train.tsv", UTF16))),
     (tuning("SQuAD2.0"), "train-v2.0.json: no such file & --squad"),
     (tuning("RACE"), "train/middle: no passages"),
     (IMAGES, "data_batch_*.bin"),
