@@ -301,8 +301,8 @@ class RunFolder:
                             "run)")
         differ = [f"{name} ({before[name]} there, {value} here)" for name, value in asked.items()
                   if name not in NOT_COMPARED and before[name] != value]
-        differ += [f"the files of --{flag} have changed" for flag, now in self.record["read"].items()
-                   if old["read"].get(flag, now) != now]
+        differ += [f"the files of --{flag} have changed"
+                   for flag, now in self.record["read"].items() if old["read"].get(flag, now) != now]
         if differ:
             raise UserError(f"{self.folder}: made with other settings or data: "
                             f"{'; '.join(differ)}; choose another --out, or --restart to begin "

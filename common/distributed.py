@@ -52,9 +52,8 @@ class Ranks:
 def launch(device="auto", dtype="auto"):
     """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a
     request to stop: a training loop saves after its step, and what else is under way is left after
-    GRACE seconds. With --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10 bits,
-    unless torch was told something else before; NVIDIA_TF32_OVERRIDE=0 in the environment keeps all
-    bits."""
+    GRACE seconds. With --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10
+    bits, unless torch was told something else before; NVIDIA_TF32_OVERRIDE=0 keeps all bits."""
     rank = int(os.environ.get("RANK", 0))
     size = int(os.environ.get("WORLD_SIZE", 1))
     ranks = Ranks(rank, size, pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))

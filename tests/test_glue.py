@@ -1,6 +1,5 @@
 """GLUE: files of every layout, batches, the paper's average and leaderboard files."""
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
