@@ -51,7 +51,6 @@ class Config:
     """Every knob. A preset (by task) overrides the default, a flag both."""
     given = frozenset()  # the flags that were given
     models = ("init", "tokenizer")  # flags that name files besides the data
-    compared = ("save_every",)  # must agree in a resumed run: the last saves are averaged
     writes = ("text", "valid", "translations.*", "classes.txt")  # for --restart
     preset: str = "demo"  # demo (minutes) | small (real data) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text

@@ -7,11 +7,8 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import itertools
 import json
 import os
-import platform
-import re
 import shlex
 import shutil
 import socket
@@ -30,14 +27,14 @@ from common.distributed import (
     uninterrupted)
 
 LOCK = "run.lock"
-FORMAT = 2  # of a run folder; raised when this program cannot continue the runs of older versions
-# settings that may differ in a resumed run, unless Config.compared names them
-NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "save_every",
-                "save_minutes"}
+# settings that may differ in a resumed run
+NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "save_minutes"}
 # names in a run folder that --restart deletes; also Config.writes
 WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
           "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",
           "spiece.model", "vocab.txt", "tokenizer_config.json")
+# what a command makes before it computes anything
+MADE_FIRST = {"corpus", "spiece.model", "vocab.txt", "tokenizer_config.json"}
 
 
 # Files
@@ -94,8 +91,6 @@ def read_text(path, fix):
     """The text of a UTF-8 file, without byte-order mark and with "\\n" line ends. Raises UserError,
     with the line, where it is no UTF-8."""
     content = existing(path, fix).read_bytes()
-    if b"\0" in content:
-        raise UserError(f"{path}: UTF-16 or binary, since it has zero bytes; save it as UTF-8 text")
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -126,10 +121,8 @@ def read_jsonl(path):
     off."""
     if not Path(path).exists():
         return []
-    fix = "begin again with --restart, or choose another --out"
-    lines = read_text(path, fix).split("\n")[:-1]
-    return [parse_json(line, f"{path}:{number}", dict, fix)
-            for number, line in enumerate(lines, 1) if line]
+    lines = read_text(path, "begin again with --restart").split("\n")[:-1]
+    return [parse_json(line, f"{path}:{number}", dict) for number, line in enumerate(lines, 1)]
 
 
 def save_file(path, state):
@@ -138,7 +131,7 @@ def save_file(path, state):
         with atomic(path, keep=True) as file:
             torch.save(state, file)
     except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
-        raise UserError(f"{path}: cannot be written ({first_line(error)}); "
+        raise UserError(f"{path}: cannot be written ({error}); "
                         "free disk space, the same command continues") from error
 
 
@@ -153,12 +146,8 @@ def load_file(path, device="cpu"):
                     raise ValueError(f"the checksum of {damaged} does not fit")
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many kinds for a torn or foreign file
-        reason = f"{type(error).__name__}: {first_line(error)}"
+        reason = f"{type(error).__name__}: {error}"[:100]
         raise UserError(f"{path}: no readable checkpoint ({reason})") from None
-
-
-def first_line(error):
-    return (str(error).splitlines() or [""])[0][:100]
 
 
 def newest(path):
@@ -175,30 +164,24 @@ def newest(path):
     return None, None
 
 
-def fingerprint(path, part=1 << 16, whole=1 << 25):
-    """A hash of a file's size and content: of up to `whole` bytes all, of a larger file `part`
-    bytes at its beginning, middle and end. It is the same for a copy."""
+def fingerprint(path, part=1 << 20):
+    """A hash of a file's size and content: of up to 32 MB all, of a larger file 32 parts at even
+    distances. It is the same for a copy."""
     size = os.path.getsize(path)
-    starts = (0, size // 2 - part // 2, size - part) if size > whole else range(0, size, part)
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     with open(path, "rb") as file:
-        for start in starts:
+        for start in range(0, size, max(part, size // 32)):
             file.seek(start)
             digest.update(file.read(part))
     return digest.hexdigest()
 
 
 def fingerprints(paths):
-    """{path: fingerprint} of files and of the files in folders; one for all of more than 500."""
-    files = []
-    for path in map(Path, paths):
-        inside = sorted(each for each in path.rglob("*") if each.is_file())
-        files += inside if path.is_dir() else [path]
-    prints = {str(path): fingerprint(path) for path in files if path.exists()}
-    if len(prints) <= 500:
-        return prints
-    digest = hashlib.blake2b(json.dumps(prints).encode(), digest_size=16)
-    return {f"{len(prints)} files from {next(iter(prints))} on": digest.hexdigest()}
+    """One hash of the names and the fingerprints of files, and of the files in folders."""
+    files = [file for path in map(Path, paths)
+             for file in (path, *sorted(path.rglob("*"))) if file.is_file()]
+    prints = [f"{file} {fingerprint(file)}" for file in files]
+    return hashlib.sha256("\n".join(prints).encode()).hexdigest()
 
 
 _locks = {}  # {path: open file} of this process
@@ -216,10 +199,9 @@ def lock(path, wait=False, what="the run"):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        message = f"{path.parent}: {what} is locked by {file.read().strip()}"
         if not wait:
-            raise UserError(f"{message}; wait for it, or choose another --out") from None
-        print(f"{message}; waiting", file=sys.stderr, flush=True)
+            raise UserError(f"{path.parent}: {what} is locked by {file.read().strip()}; wait for "
+                            "it, or choose another --out") from None
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
         print(f"warning: {path.parent}: this file system has no locks ({error.strerror}); "
@@ -232,43 +214,18 @@ def lock(path, wait=False, what="the run"):
 def release_locks(*paths):
     """Release these locks, or all."""
     for path in [Path(path).absolute() for path in paths] or list(_locks):
-        if path in _locks:
-            with _locks.pop(path) as file, contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still hold the file open
+        with _locks.pop(path) as file:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still hold the file open
 
 
 # Run folders
 
 
-def processor():
-    """The name of the CPU on Linux, elsewhere what Python knows."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.+)", info.read_text() if info.exists() else "")
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def git_commit():
-    """The commit of this repository, or None."""
-    command = ["git", "-C", Path(__file__).resolve().parent, "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
-    except FileNotFoundError:
-        return None
-
-
-def environment(device):
-    """What config.json keeps about the machine and the code."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": git_commit(),
-        "device": str(device),
-        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "float32_products": torch.get_float32_matmul_precision(),  # "high": TF32
-        "platform": platform.platform(),
-    }
+def environment():
+    """What config.json keeps about the code."""
+    here = shlex.quote(str(Path(__file__).resolve().parent))
+    return {"torch": torch.__version__,
+            "commit": subprocess.getoutput(f"git -C {here} rev-parse HEAD")}
 
 
 def as_json(value):
@@ -282,98 +239,73 @@ class RunFolder:
     deleted. If a UserError ends the command before anything is computed, the folder is deleted.
 
     settings: what is compared with the folder's, except NOT_COMPARED; default: all of cfg. reads:
-    {flag: files and folders that the run reads}. Their names and fingerprints are compared, unless
-    the commands before read nothing of the flag: a search can run one phase at a time.
+    {flag: files and folders that the run reads}. Their fingerprints are compared, unless the
+    commands before read nothing of the flag: a search can run one phase at a time.
     """
 
     def __init__(self, cfg, action, ranks, settings=None, reads=None, **extra):
         self.folder = Path(cfg.out)
         self.ranks = ranks
-        self.new = False
-        self.facts = {}  # about the data, for config.json
-        self.asked = as_json(settings or dataclasses.asdict(cfg))
-        self.compared = self.asked.keys() - (NOT_COMPARED - {*getattr(cfg, "compared", ())})
-        record = {"format": FORMAT, "program": cfg.program, "action": action,
-                  "settings": self.asked, "argv": sys.argv, "processes": ranks.size, **extra}
-        seconds_before = on_main(ranks, self._open, record, cfg, reads or {})
-        self.began = time.time() - seconds_before
+        self.began = time.time()
+        asked = as_json(settings or dataclasses.asdict(cfg))
+        self.record = {"program": cfg.program, "action": action, "settings": asked, "asked": asked,
+                       "argv": sys.argv, "processes": ranks.size, **environment(), **extra}
+        self.new = on_main(ranks, self._open, cfg, reads or {})
         ranks.cleanup.push(self._discard)
 
     def _content(self):
         """Names in the folder that show that a run has begun."""
-        names = {path.name for path in self.folder.glob("*")}
-        names -= {path.name for path in partials(self.folder)}
+        files = {*filter(Path.is_file, self.folder.rglob("*"))} - {*partials(self.folder)}
+        names = {path.relative_to(self.folder).parts[0] for path in files}
         return names - {"config.json", "log.jsonl", LOCK}
 
-    def _open(self, record, cfg, reads):
-        """Make or open the folder; returns the seconds that the run has had in it before."""
-        config = self.folder / "config.json"
+    def _open(self, cfg, reads):
+        """Make the folder, or open it and check that it is of the same run. Returns whether the run
+        is new."""
         own = self.folder.resolve()
-        for path in itertools.chain(*reads.values()):
+        for path in sum(reads.values(), []):
             read = Path(path).resolve()
-            if own == read or own in read.parents or read in own.parents:
+            if read.is_relative_to(own) or own.is_relative_to(read):
                 raise UserError(f"{path} is read and {self.folder} is written, and one lies in the "
                                 "other; choose another --out")
-        if not config.exists() and (self._content() or (self.folder / "log.jsonl").exists()):
-            raise UserError(f"{self.folder}: not empty and no run folder; choose another --out")
-        if config.exists():  # before anything is written
-            self._check_owner(read_json(config, dict), record)
+        config = self.folder / "config.json"
+        old = read_json(config, dict) if config.exists() else {}
+        same = all(old.get(key) == self.record[key] for key in ("program", "action"))
+        if not same and any(each.name != LOCK for each in self.folder.glob("*")):
+            raise UserError(f"{self.folder}: no run folder of {cfg.program}.py "
+                            f"--{self.record['action']}; choose another --out")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock(self.folder / LOCK)
         self.ranks.cleanup.callback(release_locks)
-        begun = self._content()
-        record["read"] = {flag: fingerprints(paths) for flag, paths in reads.items()}
-        if begun and not cfg.restart:
-            old = read_json(config, dict)
-            self._check_same(old, record)
+        self.record["read"] = {flag: fingerprints(paths) for flag, paths in reads.items()}
+        new = cfg.restart or not self._content()
         if cfg.restart:
             self._clear(getattr(cfg, "writes", ()))
+        elif not new:
+            self._check_same(old)
+            self.record = old | {"read": old["read"] | self.record["read"]}
+            self._append({"event": "resumed", "time": time.time(), "processes": self.ranks.size,
+                          **environment()})
         for left in partials(self.folder):
             left.unlink()
-        here = environment(self.ranks.device)
-        self.new = not begun or cfg.restart
-        if self.new:
-            write_atomic(config, json.dumps({**record, "environment": here}, indent=2))
-            return 0
-        write_atomic(config, json.dumps(old | {"read": old["read"] | record["read"]}, indent=2))
-        self._append({"event": "resumed", "time": time.time(), **here,
-                      "processes": self.ranks.size})
-        log = (self.folder / "log.jsonl").read_text(encoding="utf-8", errors="replace")
-        return float(["0", *re.findall(r'"seconds": ([\d.]+)}$', log, re.MULTILINE)][-1])
+        write_json(config, self.record)
+        return new
 
-    def _check_owner(self, old, record):
-        """Raise UserError where config.json is of another program or action."""
-        if not {"program", "action", "settings"} <= old.keys():
-            raise UserError(f"{self.folder}: its config.json is no run's; choose another --out")
-        if (old["program"], old["action"]) != (record["program"], record["action"]):
-            raise UserError(f"{self.folder}: holds a run of {old['program']}.py --{old['action']}; "
-                            "choose another --out")
-        if record["settings"].get("dry_run") and not old["settings"].get("dry_run"):
-            raise UserError(f"{self.folder}: holds a real run, and --dry_run would delete it; "
-                            "choose another --out")
-
-    def _check_same(self, old, record):
-        """Raise UserError where config.json has another format, other settings or other data."""
-        asked = {**old["settings"], **old.get("asked", {})}
-        if old.get("format") != FORMAT or asked.keys() != self.asked.keys():
+    def _check_same(self, old):
+        """Raise UserError where the run in the folder has other settings or other data."""
+        asked = self.record["asked"]
+        before = old.get("asked", {})
+        if before.keys() != asked.keys():
             raise UserError(f"{self.folder}: made by another version of this program, which alone "
                             "can continue it; choose another --out (--restart would delete this "
                             "run)")
-        differ = [f"{name} ({asked[name]} there, {value} here)"
-                  for name, value in self.asked.items()
-                  if name in self.compared and asked[name] != value]
-        for flag, now in record["read"].items():
-            before = old["read"].get(flag, now)
-            for path in {**before, **now}:
-                if path not in before:
-                    differ.append(f"{path} was not there")
-                elif path not in now:
-                    differ.append(f"{path} is not there now")
-                elif before[path] != now[path]:
-                    differ.append(f"{path} has changed since")
+        differ = [f"{name} ({before[name]} there, {value} here)" for name, value in asked.items()
+                  if name not in NOT_COMPARED and before[name] != value]
+        differ += [f"the files of --{flag} have changed"
+                   for flag, now in self.record["read"].items() if old["read"].get(flag, now) != now]
         if differ:
             raise UserError(f"{self.folder}: made with other settings or data: "
-                            f"{'; '.join(differ[:5])}; choose another --out, or --restart to begin "
+                            f"{'; '.join(differ)}; choose another --out, or --restart to begin "
                             "again")
 
     def _clear(self, others):
@@ -402,24 +334,14 @@ class RunFolder:
     def save_settings(self, cfg):
         """Write to config.json what the settings stand for, now that the data are open; what was
         given is kept as `asked`. cfg does not change from here on."""
-        if not self.ranks.main:
-            return
-        path = self.folder / "config.json"
-        record = read_json(path, dict)
-        for name, value in as_json(dataclasses.asdict(cfg)).items():
-            if value != self.asked[name]:
-                record["settings"][name] = value
-                record.setdefault("asked", {})[name] = self.asked[name]
-        write_atomic(path, json.dumps({**record, **self.facts}, indent=2))
+        if self.ranks.main:
+            settings = self.record["asked"] | as_json(dataclasses.asdict(cfg))
+            write_json(self.folder / "config.json", self.record | {"settings": settings})
 
     def _discard(self, kind, error, traceback):
         """Delete the folder of a new run that a UserError ended before it computed anything."""
-        if kind is None or not issubclass(kind, UserError) or not (self.ranks.main and self.new):
-            return
-        made_again = {"corpus", "text", "spiece.model", "vocab.txt", "tokenizer_config.json"}
-        computed = [path for name in self._content() - made_again
-                    for path in (self.folder / name, *(self.folder / name).rglob("*"))]
-        if not any(path.is_file() for path in computed) and not self.folder.is_symlink():
+        mistake = kind is not None and issubclass(kind, UserError)
+        if mistake and self.ranks.main and self.new and self._content() <= MADE_FIRST:
             shutil.rmtree(self.folder)
 
     @property
@@ -433,24 +355,18 @@ class RunFolder:
         if self.ranks.main:
             write_json(self.folder / "done.json", result)
 
-    def print_result(self, cfg, best, *words, **same):
-        """Print the folder and the best file or files of a finished run, and print_next(words)."""
-        files = [best] if isinstance(best, str) else best
-        best = ", ".join(str(self.folder / name) for name in files)
-        print0(self.ranks, f"{self.folder}: finished (--restart begins again); best: {best}")
-        if words:
-            self.print_next(cfg, *words, **same)
-
-    def print_next(self, cfg, *words, same=("preset", "task", "device")):
-        """Print the command that comes next: these words, and of the given flags those in
-        `same`."""
-        for name in same:
-            if name in cfg.given:
-                value = getattr(cfg, name)
-                values = value if isinstance(value, tuple) else (value,)
-                words = [*words, f"--{name}", *(() if value is True else values)]
-        if not cfg.dry_run:
-            print0(self.ranks, f"next: python {cfg.program}.py {shlex.join(map(str, words))}")
+    def print_result(self, cfg, best, *words, same=("preset", "task", "device")):
+        """Print the folder and the best file of a finished run, and the command that comes next:
+        these words, and of the given flags those in `same`."""
+        print0(self.ranks, f"{self.folder}: finished (--restart begins again); "
+                           f"best: {self.folder / best}")
+        if not words or cfg.dry_run:
+            return
+        for name in [name for name in same if name in cfg.given]:
+            value = getattr(cfg, name)
+            values = value if isinstance(value, tuple) else [value]
+            words = [*words, f"--{name}", *([] if value is True else values)]
+        print0(self.ranks, f"next: python {cfg.program}.py {shlex.join(map(str, words))}")
 
 
 class Checkpoint:
@@ -486,16 +402,15 @@ class Checkpoint:
     def remove(self):
         """Delete the files (a finished candidate needs none)."""
         if self.ranks.main:
-            left = partials(self.path.parent, self.path.name)
-            for path in (self.path, previous(self.path), *left):
+            for path in (self.path, previous(self.path)):
                 path.unlink(missing_ok=True)
 
 
 def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=None):
     """[work(name) for each name]: JSON objects, each made by the next free process, the highest
     cost first. Each is kept as folder/NAME.json, and what exists is not made again. label: of the
-    bar. report(name, result): called on rank 0 for the results of all processes, in the order of
-    their completion. Raises Stop on every rank after SIGTERM on any."""
+    bar. report(name, result): called on rank 0 for the results of all processes. Raises Stop on
+    every rank after SIGTERM on any."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = {name: folder / f"{name}.json" for name in names}
@@ -506,16 +421,14 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
     unreported = list(names) if ranks.main else []
 
     def update(bar):
-        done = [name for name in unreported if paths[name].exists()]
-        for name in sorted(done, key=lambda name: paths[name].stat().st_mtime_ns):
+        for name in [name for name in unreported if paths[name].exists()]:
             unreported.remove(name)
             bar.update()
             if report:
                 report(name, read_json(paths[name], dict))
 
-    # a rank that is told to stop meets the others below, where they wait for it
     with progress(ranks, len(names), label) as bar:
-        with contextlib.suppress(Stop):
+        with contextlib.suppress(Stop):  # a rank that is told to stop meets the others below
             update(bar)
             while (turn := store.add(counter, 1)) <= len(order) and not stop_requested():
                 path = paths[order[turn - 1]]
@@ -523,29 +436,18 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
                     write_json(path, work(order[turn - 1]))
                 update(bar)
         store.add(counter, len(order))  # no other rank begins another
-        running = store.add(f"{counter} ended", 1) < ranks.size
-        with contextlib.suppress(Stop):
-            while ranks.main and running and not stop_requested():
-                time.sleep(0.1)
-                running = store.add(f"{counter} ended", 0) < ranks.size
-                update(bar)
-    if stopping(ranks):
-        raise Stop
+        if stopping(ranks):
+            raise Stop
+        update(bar)
     return [read_json(paths[name], dict) for name in names]
 
 
 # Weights that a model starts from
 
 
-NUMBERS = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool}
-
-
 def finite(weights, path):
-    """Return the weights. Raises UserError where one is NaN, infinite or quantised."""
+    """Return the weights. Raises UserError where one is NaN or infinite."""
     for name, value in weights.items():
-        if value.dtype not in NUMBERS:
-            raise UserError(f"{path}: {name} has the type {value.dtype}; save the weights as "
-                            "float32")
         if not value.isfinite().all():
             raise UserError(f"{path}: {name} is NaN or infinite; this model has diverged")
     return weights
@@ -575,26 +477,17 @@ def read_init(cfg, names, also=()):
     """
     folder = Path(cfg.init)
     config = folder / "config.json"
-    record = read_json(config, dict, "name another folder") if config.exists() else {}
+    record = read_json(config, dict) if config.exists() else {}
     action = record.get("action")
     if action not in names or record["program"] != cfg.program:
         raise UserError(f"{folder}: no run folder of {cfg.program}.py --{' or --'.join(names)}; "
                         "name another")
-    settings = record["settings"]
-    if record.get("format") != FORMAT or not {*names[action], *also} <= settings.keys():
-        raise UserError(f"{folder}: made by another version of this program, which alone can "
-                        "read it; name another")
-    take_settings(cfg, settings, folder, names[action], also)
+    take_settings(cfg, record["settings"], folder, names[action], also)
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
     path, state = newest(folder / "checkpoint.pt")
     if not path:
-        models = [str(path.parent) for path in sorted(folder.glob("*/checkpoint.pt"))]
-        reason = "nothing is trained yet; the command that made it continues"
-        if models:
-            reason = f"a run of --finetune; name one of its models: {', '.join(models)}"
-        raise UserError(f"{folder}: {reason}")
-    if not (folder / "done.json").exists():
-        print(f"warning: {folder}: not finished; its newest checkpoint is used", file=sys.stderr)
+        raise UserError(f"{folder}: no checkpoint.pt; of a fine-tuning name one of its models, "
+                        f"{folder}/TASK; else let the run save first")
     return {name: model if name == "optimizer" else finite(model, folder)
             for name, model in state["owned"].items()}
 
@@ -628,12 +521,11 @@ def keep_model(folder, action, cfg, tokenizer, **owned):
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here
         left.unlink()
-    vocabulary = tokenizer.describe(tokenizer.save(folder))
-    record = {"format": FORMAT, "program": cfg.program, "action": action,
-              "settings": dataclasses.asdict(cfg), "argv": sys.argv, "vocabulary": vocabulary}
-    write_atomic(folder / "config.json", json.dumps(record, indent=2))
-    states = {name: each.state_dict() if hasattr(each, "state_dict") else each
+    tokenizer.save(folder)
+    settings = dataclasses.asdict(cfg)
+    write_json(folder / "config.json",
+               {"program": cfg.program, "action": action, "settings": settings})
+    states = {name: to_host(each.state_dict() if hasattr(each, "state_dict") else each)
               for name, each in owned.items()}
-    save_file(folder / "checkpoint.pt",
-              {"values": {}, "owned": {name: to_host(state) for name, state in states.items()}})
+    save_file(folder / "checkpoint.pt", {"values": {}, "owned": states})
     write_json(folder / "done.json", {})

@@ -6,17 +6,15 @@ A paper file keeps every setting in one dataclass, one line each:
 
 The type says how to parse (Literal[...] gives the choices). The trailing comment is the help text,
 and the range at its end is checked: an interval as above, `[>= 1]` or `[> 0]`; a number without one
-may not be negative. A comment line above a block of fields is the title of a group in the help. A
-preset overrides the default, a flag the preset. Abbreviations and unknown flags are errors.
+may not be negative. A preset overrides the default, a flag the preset. Abbreviations and unknown
+flags are errors.
 """
 import argparse
 import dataclasses
 import functools
 import inspect
-import itertools
 import os
 import re
-import signal
 import sys
 import types
 import typing
@@ -52,23 +50,6 @@ def field_comments(config_class):
     return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE))
 
 
-@functools.cache
-def field_groups(config_class):
-    """{field: the comment line above its block}, the titles of the groups in the help."""
-    groups = {}
-    title = "settings"
-    before = ""
-    for line in inspect.getsource(config_class).split("\n"):
-        comment = re.fullmatch(r" {4}# (?!D\d)(.+)", line)
-        if comment and not before.startswith("    # "):
-            title = comment[1]
-        field = re.match(r" {4}(\w+)\s*:", line)
-        if field:
-            groups[field[1]] = title
-        before = line
-    return groups
-
-
 def kind_of(field):
     """(type of one value, choices or None, whether several values are taken)."""
     kind = field.type
@@ -88,37 +69,22 @@ def written(value):
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def several_values(kind):
-    """A parser of one word of a flag that takes several values: commas separate them as blanks do,
-    but not in the name of a path that exists."""
-    def split(word):
-        parts = [word] if Path(word).exists() else word.replace(",", " ").split()
-        if not parts:
-            raise ValueError
-        return [kind(part) for part in parts]
-    split.__name__ = kind.__name__  # for argparse's message
-    return split
-
-
-def add_field(parser, field, comment, preset, actions):
-    """Add one field as a flag; its help shows what the preset sets, for all actions and for single
-    ones. bool fields are switches and default to False; tuple[X, ...] takes several values."""
+def add_field(parser, field, comment, preset, presets):
+    """Add one field as a flag; its help shows what the preset sets. bool fields are switches and
+    default to False; tuple[X, ...] takes several values, and so do `tasks`."""
     kind, choices, several = kind_of(field)
-    values = {"default:": preset.get(field.name, field.default)}
-    for action in actions:
-        if field.name in preset.get(action, {}):
-            values[f"--{action}"] = preset[action][field.name]
-    shown = [f"{name} {written(value)}" for name, value in values.items()
-             if value not in ("", (), None) and value is not False]
-    if shown:
-        comment += f" ({'; '.join(shown)})"
+    value = preset.get(field.name, field.default)
+    if value not in ("", (), None) and value is not False:
+        comment += f" (default: {written(value)})"
     options = {"default": argparse.SUPPRESS, "help": comment.replace("%", "%%")}
     if kind is bool:
         options["action"] = "store_true"
     else:
         options |= {"metavar": field.name.upper(), "type": kind, "choices": choices}
         if several or field.name == "tasks":
-            options |= {"type": several_values(kind), "nargs": "+"}
+            options["nargs"] = "+"
+        if field.name == "preset":
+            options["choices"] = presets
     parser.add_argument(f"--{field.name}", **options)
 
 
@@ -149,14 +115,8 @@ def check_ranges(config):
                 check_range(field.name, one, comments.get(field.name, ""))
 
 
-def settings_of(presets, preset, action, actions):
-    """The settings of a preset for an action: {field: value}."""
-    settings = {**presets[preset], **presets[preset].get(action, {})}
-    return {name: value for name, value in settings.items() if name not in actions}
-
-
-def make_parser(config_class, presets, preset, actions, description):
-    """The ArgumentParser of a paper file; its help shows the settings of a preset."""
+def make_parser(config_class, presets, actions, description):
+    """The ArgumentParser of a paper file; its help shows the settings of PRESET."""
     parser = Parser(description=description, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one per call")
@@ -164,16 +124,13 @@ def make_parser(config_class, presets, preset, actions, description):
     for name, (_, help_text, *metavar) in actions.items():
         options = {"metavar": metavar[0]} if metavar else {"action": "store_true"}
         if metavar == ["TASKS"]:
-            options |= {"nargs": "+", "type": several_values(str)}
+            options["nargs"] = "+"
         group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS,
                            help=help_text, **options)
-    groups = {}
+    names = [name for name in presets if name != "dry_run"]
     for field in dataclasses.fields(config_class):
-        title = field_groups(config_class).get(field.name, "settings")
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
         comment = field_comments(config_class).get(field.name, "")
-        add_field(groups[title], field, comment, {"preset": preset, **presets[preset]}, actions)
+        add_field(parser, field, comment, presets[PRESET], names)
     return parser
 
 
@@ -181,17 +138,12 @@ def parse(config_class, presets, actions, description, argv=None):
     """Parse a paper file's command line: (action, its value or True, config), (None, None, config)
     without an action, after printing the help. A mistake ends the program in one line, exit status
     2."""
-    names = [name for name in presets if name != "dry_run"]
-    first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--preset", default=PRESET, choices=names)
-    preset = first.parse_known_args(argv)[0].preset
-    parser = make_parser(config_class, presets, preset, actions, description)
+    parser = make_parser(config_class, presets, actions, description)
     given = vars(parser.parse_args(argv))
-    tuples = {field.name for field in dataclasses.fields(config_class) if kind_of(field)[2]}
-    for name, words in given.items():
-        if isinstance(words, list):
-            values = tuple(itertools.chain(*words))
-            given[name] = values if name in tuples else ",".join(values)
+    for name, values in given.items():
+        if isinstance(values, list):
+            several = isinstance(getattr(config_class, name, None), tuple)
+            given[name] = tuple(values) if several else ",".join(values)
     action = value = None
     for name in actions:
         if f"action_{name}" in given:
@@ -201,14 +153,16 @@ def parse(config_class, presets, actions, description, argv=None):
         if given:
             parser.error(f"these flags need an action: --{', --'.join(actions)}")
         parser.print_help()
+    preset = given.get("preset", PRESET)
     return action, value, make_config(config_class, presets, preset, action, actions, given)
 
 
 def make_config(config_class, presets, preset, action, actions, given):
     """The config of a preset, an action and the given flags."""
-    settings = {"preset": preset, **settings_of(presets, preset, action, actions)}
-    if given.get("dry_run"):
-        settings |= settings_of(presets, "dry_run", action, actions)
+    settings = {"preset": preset}
+    for name in (preset, "dry_run") if given.get("dry_run") else (preset,):
+        settings |= presets[name] | presets[name].get(action, {})
+    settings = {name: value for name, value in settings.items() if name not in actions}
     config = config_class(**{**settings, **given})
     config.given = frozenset(given)
     config.action = action
@@ -255,26 +209,15 @@ def run(main):
     Ctrl-C in status 130."""
     if os.environ.get("RANK", "0") != "0":
         warnings.simplefilter("ignore")  # the first process prints them
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # an ASCII terminal lacks characters of the help texts
-            stream.reconfigure(errors="replace")
     warnings.formatwarning = lambda message, *place, **others: f"warning: {message}\n"
     try:
         sys.exit(main())
-    except UserError as error:
+    except (UserError, OSError) as error:
         status = 2
         message = "error: " + str(error).replace("\n", " ")[:2000]
-    except OSError as error:
-        if error.errno is None:
-            raise
-        place = error.filename or ("output" if error.errno == 32 else "disk")
-        status = 2
-        message = f"error: {place}: {error.strerror}"
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # keys that are held down
         status = 130
         message = "interrupted; the same command continues where it stopped"
-    for bar in list(getattr(tqdm, "_instances", ())):  # the message stands below the bar
-        bar.close()
-    print(f"{sys.argv[0].rsplit('/', 1)[-1]}: {message}", file=sys.stderr)
+    # tqdm clears a progress bar, so that the message has a line of its own
+    tqdm.write(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     sys.exit(status)

@@ -24,7 +24,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 
 import torch
@@ -52,18 +51,16 @@ class Ranks:
 @contextlib.contextmanager
 def launch(device="auto", dtype="auto"):
     """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a
-    request to stop: a training loop saves first, and what else is under way is left after GRACE
-    seconds. With --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10 bits,
-    unless torch was told something else before; NVIDIA_TF32_OVERRIDE=0 in the environment keeps all
-    bits."""
+    request to stop: a training loop saves after its step, and what else is under way is left after
+    GRACE seconds. With --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10
+    bits, unless torch was told something else before; NVIDIA_TF32_OVERRIDE=0 keeps all bits."""
     rank = int(os.environ.get("RANK", 0))
     size = int(os.environ.get("WORLD_SIZE", 1))
     ranks = Ranks(rank, size, pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
     cuda = ranks.device.type == "cuda"
     if cuda and dtype == "float32" and torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
-    if threading.current_thread() is threading.main_thread():  # no other thread may ask for signals
-        signal.signal(signal.SIGTERM, _note_sigterm)
+    signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects
         ranks.store = join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", rank, size)
     with ranks.cleanup:
@@ -101,8 +98,8 @@ def pick_device(name, local_rank=0):
         name = f"cuda:{local_rank}"
     choices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if name not in choices:
-        raise UserError(f"--device {name}: not on this machine; choose from auto, "
-                        f"{', '.join(choices)}, and start no more processes than devices")
+        raise UserError(f"--device {name}: this machine has {', '.join(choices)}; start no more "
+                        "processes than devices")
     device = torch.device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -119,15 +116,13 @@ def autocast(dtype, device):
 
 def on_main(ranks, function, *args, **kwargs):
     """Call function(*args) on rank 0 alone. Every rank gets its result, which is pickled, or raises
-    its UserError or Stop, so that no rank waits for a dead one."""
+    its UserError, Stop or OSError, so that no rank waits for a dead one."""
     result = error = None
     if ranks.main:
         try:
             result = function(*args, **kwargs)
-        except (UserError, Stop) as mistake:
+        except (UserError, Stop, OSError) as mistake:
             error = mistake
-        except OSError as mistake:
-            error = UserError(f"{mistake.filename or 'disk'}: {mistake.strerror}")
     result, error = broadcast(ranks, (result, error))
     if error:
         raise error
@@ -219,13 +214,10 @@ def prefetch(items, device=None):
         return
     items = iter(items)
     end = object()
-    current = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-
-    def choose_device():  # a new thread would take device 0
-        if current is not None:
-            torch.cuda.set_device(current)
-
-    with concurrent.futures.ThreadPoolExecutor(1, "prefetch", choose_device) as thread:
+    # a new thread would take device 0; -1 changes nothing
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
+    pool = concurrent.futures.ThreadPoolExecutor
+    with pool(1, "prefetch", torch.cuda.set_device, (current,)) as thread:
         coming = thread.submit(next, items, end)
         while (item := coming.result()) is not end:
             coming = thread.submit(next, items, end)
@@ -289,8 +281,7 @@ def layer_activations(tokens, hidden, ffn):
 
 
 def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
-    """What --describe estimates of a training run on one GPU: {"memory_gb": {...}, "days": {...},
-    ...}.
+    """What --describe estimates of a training run on one GPU: {"memory_gb": {...}, "days": {...}}.
 
     It is arithmetic and has not been measured; --dry_run on a GPU measures two real steps.
     parameters: of the model. flops: of the forward pass of one example. activations: bytes that
@@ -311,13 +302,10 @@ def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
         "logits": micro_batch * 12 * logits,
     }
     memory["total"] = sum(memory.values())
-    work = 3 * flops * examples * steps
-    seconds = {card: work / (UTILIZATION * peak) for card, peak in CARDS.items()}
+    seconds = 3 * flops * examples * steps / UTILIZATION
     return {
         "memory_gb": {name: float(f"{value / 1e9:.3g}") for name, value in memory.items()},
-        "micro_batch": micro_batch,
-        "steps": steps,
-        "days": {card: float(f"{value / 86400:.3g}") for card, value in seconds.items()},
+        "days": {card: float(f"{seconds / peak / 86400:.3g}") for card, peak in CARDS.items()},
     }
 
 
@@ -328,12 +316,10 @@ def print_device_use(ranks, per_second, flops):
     if ranks.device.type != "cuda" or per_second is None:
         return
     name = torch.cuda.get_device_name(ranks.device)
-    peak = next((value for card, value in CARDS.items() if card in name), None)
-    used = ""
-    if peak:
-        used = f", {3 * flops * per_second / ranks.size / peak:.1%} of its bfloat16 peak"
+    used = 3 * flops * per_second / ranks.size
+    shares = [f", {used / peak:.1%} of its peak" for card, peak in CARDS.items() if card in name]
     memory = peak_memory(ranks.device) / 1e3
-    print0(ranks, f"{name}: {per_second:,} a second, peak memory {memory:.3g} GB{used}")
+    print0(ranks, f"{name}: {per_second:,} a second, peak memory {memory:.3g} GB", *shares)
 
 
 def per_second(count, began):
@@ -352,9 +338,9 @@ def peak_memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-GRACE = 3  # seconds after SIGTERM in which a loop may ask whether it is to stop
+GRACE = 10  # seconds after SIGTERM in which a loop may save
 _stop_requested = False
-_busy_until = 0.0  # until then, by time.monotonic(), a loop is in its step, or saves
+_saving = False
 
 
 def _note_sigterm(signum, frame):
@@ -367,22 +353,20 @@ def _note_sigterm(signum, frame):
 def _stop_here(signum, frame):
     """Raise Stop wherever the program is, since no loop has asked. The last checkpoint is what the
     run goes on from."""
-    wait = _busy_until - time.monotonic()
-    if wait <= 0:
+    if not _saving:
         raise Stop
-    signal.setitimer(signal.ITIMER_REAL, min(wait, 1))
+    signal.setitimer(signal.ITIMER_REAL, 1)
 
 
 @contextlib.contextmanager
 def uninterrupted():
     """A context that SIGTERM does not leave before its end."""
-    global _busy_until
-    before = _busy_until
-    _busy_until = math.inf
+    global _saving
+    _saving = True
     try:
         yield
     finally:
-        _busy_until = before
+        _saving = False
 
 
 def stop_requested():
@@ -390,50 +374,35 @@ def stop_requested():
     return _stop_requested
 
 
+def agree(ranks, *values):
+    """(whether SIGTERM has reached any rank, rank 0's values), the same on every rank."""
+    answers = gather(ranks, (_stop_requested, *values))
+    stop = any(requested for requested, *_ in answers)
+    if stop:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop ends by itself, when it has saved
+    return stop, *answers[0][1:]
+
+
 def stopping(ranks):
     """True on every rank once SIGTERM has reached any rank. All ranks must ask at the same
     places."""
-    stop = any(gather(ranks, _stop_requested))
-    if stop:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop ends by itself, when it has saved
-    return stop
+    return agree(ranks)[0]
 
 
 class Pace:
-    """When a loop logs, saves and stops: by the clock of rank 0, the same on every rank.
-
-    All ranks meet to agree on it, about every two seconds: soon enough after SIGTERM however long a
-    step takes, and seldom enough for steps of a millisecond.
-    """
+    """When a loop logs, saves and stops, by the clock of rank 0: a call in each step returns (stop,
+    save, log), the same on every rank."""
 
     def __init__(self, ranks, save_minutes=0):
         self.ranks = ranks
-        self.save_seconds = 60 * save_minutes
-        self.wait = 1
-        self.asked = time.monotonic()
-        self.saved = self.logged = self.asked
-        self.every = 1  # steps between two meetings
-        self.called = self.asked
-        self.shortest = math.inf  # seconds between two calls: a step without an evaluation
+        self.save_seconds = 60 * save_minutes or math.inf
+        self.saved = self.logged = time.monotonic()
 
     def __call__(self):
-        global _busy_until
         now = time.monotonic()
-        self.shortest = min(self.shortest, now - self.called)
-        self.called = now
-        # a step may take longer than others, and meetings are 2 s apart
-        _busy_until = now + 4 + 10 * self.shortest
-        self.wait -= 1
-        if self.wait > 0:
-            return False, False, False
-        stop = stopping(self.ranks)
-        save = bool(self.save_seconds) and now - self.saved >= self.save_seconds
+        save = now - self.saved >= self.save_seconds
         log = now - self.logged >= 60
-        each = (now - self.asked) / self.every
-        every = max(1, min(2 * self.every, int(2 / max(each, 1e-6))))
-        save, log, self.every = broadcast(self.ranks, (save, log, every))
-        self.wait = self.every
-        self.asked = now
+        stop, save, log = agree(self.ranks, save, log)
         if save:
             self.saved = now
         if log:
@@ -449,7 +418,5 @@ def print0(ranks, *words):
 
 
 def progress(ranks, total, label, start=0):
-    """A tqdm bar on rank 0; where stderr is no terminal it prints a line now and then instead of
-    flooding a log."""
-    return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, dynamic_ncols=True,
-                mininterval=0.2 if sys.stderr.isatty() else 10)
+    """A tqdm bar on rank 0; it is drawn each second, so that it does not flood a log."""
+    return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, mininterval=1)

@@ -18,20 +18,17 @@ copy of the median job's folder.
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import shutil
 import statistics
-from collections import defaultdict
 from pathlib import Path
 
 import torch
 from torch.nn.functional import pad
-from tqdm import tqdm
 
 from common import glue, squad
 from common.cli import Diverged, Stop, UserError
-from common.checkpoint import Checkpoint, existing, read_json, share_out, write_atomic
+from common.checkpoint import Checkpoint, existing, read_json, share_out, write_json
 from common.distributed import (
     Pace, Ranks, autocast, prefetch, print0, seed_everything, send, to_host)
 
@@ -39,9 +36,8 @@ from common.distributed import (
 LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is among the tasks
 EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensors of 2.7 GB of them
-CHECK_EVERY = 20  # steps between checks for NaN; each makes a GPU wait
-MNLI_SPLITS = "train dev dev_mismatched test test_mismatched test_diagnostic".split()
 CLIP = 1.0  # largest gradient norm, as in BERT
+THRESHOLD = "threshold.json"  # of "no answer", next to a model of SQuAD 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,17 +56,15 @@ class Recipe:
 def parse_tasks(text, recipes, groups=None):
     """The tasks that "CoLA,squad1.1" names, in that order. "glue", "squad" and `groups` ({word:
     names}) stand for several. Raises UserError for an unknown name."""
-    known = {name: [name] for name in recipes}
+    known = {name: [name] for name in recipes} | (groups or {})
     known["glue"] = [name for name in recipes if name in glue.TASKS]
     known["squad"] = [name for name in recipes if name.startswith("SQuAD")]
-    known |= groups or {}
-    by_word = {word.lower(): names for word, names in known.items() if names}
-    tasks = []
-    for word in text.lower().replace(",", " ").split():
+    by_word = {word.lower(): names for word, names in known.items()}
+    words = text.lower().replace(",", " ").split()
+    for word in words:
         if word not in by_word:
-            raise UserError(f"{word}: choose from {', '.join(by_word)}")
-        tasks += by_word[word]
-    return list(dict.fromkeys(tasks))
+            raise UserError(f"{word}: choose from {', '.join(known)}")
+    return list(dict.fromkeys(name for word in words for name in by_word[word]))
 
 
 class Task:
@@ -95,27 +89,26 @@ class Task:
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
 
-    def evaluation_steps(self, every=0, split="dev"):
+    def evaluation_steps(self, every=0):
         """Steps after which to evaluate: every `every` steps; or, if 0, up to 20 times, capped so
         that evaluation sees fewer examples than training. Always includes the last step."""
         if every:
             return {*range(every, self.steps, every), self.steps}
         trained = self.steps * self.recipe.batch
-        count = min(20, self.steps, trained // len(self.splits[split])) or 1
+        count = min(20, self.steps, trained // len(self.splits["dev"])) or 1
         return {round(self.steps * number / count) for number in range(1, count + 1)}
 
     @functools.cached_property
     def majority_baseline(self):
         """The best "main" on dev of a constant prediction: a class, a value, an option or "no
         answer"."""
+        dev = self.examples["dev"]
         if self.kind == "span":
-            names = [question.id for question in self.examples["dev"]]
-            empty = dict.fromkeys(names, "")
-            constant = [squad.Predictions(empty, {}, dict.fromkeys(names, 0.0))]
+            empty = {question.id: "" for question in dev}
+            constant = [squad.Predictions(empty, {}, dict.fromkeys(empty, 0.0))]
         else:
-            dev = self.splits["dev"]
-            width = dev.lengths[0].size if self.kind == "choice" else self.outputs
-            constant = torch.eye(width).repeat(len(dev), 1, 1).unbind(1)  # each (n, width)
+            width = self.outputs * self.splits["dev"].lengths[0].size  # a choice has four inputs
+            constant = torch.eye(width)[:, None].expand(-1, len(dev), -1)  # each (n, width)
         return max(self.score("dev", outputs)["main"] for outputs in constant)
 
     def context(self):
@@ -131,62 +124,20 @@ class Task:
             spread = math.sqrt(score * (1 - score))
         return spread / math.sqrt(len(self.examples["dev"]))
 
-    def read(self, split, size, **order):
-        """The batches of a split, without "lengths" where all sequences are full: attention then
-        needs no mask, and a GPU has flash kernels for it."""
-        for batch in glue.batches(self.splits[split], size, **order):
-            if (batch["lengths"] == batch["ids"].shape[-1]).all():
-                del batch["lengths"]
-            yield batch
-
     def batches(self, seed, start=0):
         """Endless training batches from step `start` on: dictionaries of CPU tensors. Each epoch
         has its own order."""
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         first, skipped = divmod(start, per_epoch)
         for epoch in itertools.count(first):
-            batches = self.read("train", self.recipe.batch, seed=seed, epoch=epoch)
+            batches = glue.batches(self.splits["train"], self.recipe.batch, seed, epoch)
             yield from itertools.islice(batches, skipped if epoch == first else 0, None)
-
-    def collect(self, split, forward):
-        """forward(batch) of all examples of a split in the order of the file, float32 on the CPU.
-
-        It gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are
-        filled up with -1e4.
-        """
-        features = self.splits[split]
-        longest = int(features.lengths.max())
-        inputs = features.lengths[0].size  # an example of RACE has four
-        size = min(4 * self.recipe.batch, max(1, EVALUATED // longest // inputs))
-        index = []
-        collected = []
-        batches = tqdm(self.read(split, size), f"evaluating {self.name}",
-                       math.ceil(len(features) / size), disable=None, leave=False)
-        for batch in batches:
-            output = forward(batch)
-            parts = output if isinstance(output, tuple) else (output,)
-            parts = [part.float() for part in parts]
-            if self.kind == "span":
-                width = batch["ids"].shape[1]
-                parts = [fill(part, longest) if part.dim() > 1 and part.shape[1] == width else part
-                         for part in parts]
-            index.append(batch["index"])
-            collected.append(parts)
-        order = torch.cat(index).argsort()
-        # only here does the host wait for a GPU
-        outputs = [torch.cat(column).cpu()[order] for column in zip(*collected)]
-        return tuple(outputs) if isinstance(output, tuple) else outputs[0]
-
-
-def fill(part, longest):
-    """(B, T, ...) -> (B, longest, ...): filled up with -1e4, or cut where T was rounded up."""
-    return pad(part, (0, 0) * (part.dim() - 2) + (0, longest - part.shape[1]), value=-1e4)
 
 
 def limit(split, cfg):
-    """Number of examples of a split to use, 0 for all: --train_examples of train; in a dry run of
-    all."""
-    return cfg.train_examples if split == "train" or cfg.dry_run else 0
+    """Number of examples of a split to use, None for all: --train_examples of train; in a dry run
+    of all."""
+    return cfg.train_examples or None if split == "train" or cfg.dry_run else None
 
 
 class GlueTask(Task):
@@ -200,24 +151,15 @@ class GlueTask(Task):
     def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None):
         self.task = glue.TASKS[name]
         if file:
-            self.examples = {"test": glue.load_unlabelled(file, self.task, labelled=True)}
+            self.examples = {"test": glue.load_unlabelled(file, self.task)}
         else:
-            self.examples = {split: glue.load(cfg.glue, name, split).head(limit(split, cfg))
-                             for split in self.split_names(cfg, search)}
+            self.examples = {split: glue.load(cfg.glue, name, split)[:limit(split, cfg)]
+                             for split in glue.files(cfg.glue, name, search)}
         splits = {split: glue.encode(part, tokenizer, recipe.length)
                   for split, part in self.examples.items()}
-        glue.warn_about_cuts(name, [*splits.values()], getattr(cfg, "positions", 512))
         kind = "value" if self.task.regression else "class"
         metrics = *self.task.metrics, "main"
         super().__init__(name, kind, self.task.classes, metrics, recipe, splits)
-
-    def split_names(self, cfg, search):
-        name = self.task.name
-        splits = ["train", "dev"]
-        if not search:
-            splits = MNLI_SPLITS if name == "MNLI" else [*splits, "test"]
-        return [split for split in splits
-                if not split.startswith("test") or glue.path_of(cfg.glue, name, split).exists()]
 
     def score(self, split, outputs):
         """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n,
@@ -225,11 +167,6 @@ class GlueTask(Task):
         scores = glue.score(self.task, outputs, self.splits[split].labels)
         main = statistics.mean(scores[name] for name in self.recipe.main.split("+"))
         return {**scores, "main": main}
-
-    def score_file(self, outputs):
-        """The metrics on the user's own file; {} where it has no labels."""
-        labels = self.examples["test"].labels
-        return {} if labels is None else glue.score(self.task, outputs, labels)
 
     def write(self, split, outputs, folder):
         """Write the leaderboard's file of a test split; returns its path."""
@@ -245,12 +182,13 @@ class SquadTask(Task):
     """
 
     def __init__(self, name, cfg, tokenizer, recipe, file=None):
-        self.threshold = read_threshold(cfg.init, name) if file else None
-        self.answered = squad.load_answered(file) if file else None
+        self.threshold = None
         if file:
             self.examples = {"dev": squad.load(file, with_answers=False)}
+            path = Path(cfg.init, THRESHOLD)
+            self.threshold = read_json(path)["threshold"] if path.exists() else 0.0
         else:
-            self.examples = {split: squad.load(path)[:limit(split, cfg) or None]
+            self.examples = {split: squad.load(path)[:limit(split, cfg)]
                              for split, path in squad.files(cfg.squad, name).items()}
         stride = min(128, recipe.length // 3)
         windows = {split: squad.features(examples, tokenizer, recipe.length, stride,
@@ -267,63 +205,35 @@ class SquadTask(Task):
             return squad.rank(self.splits["dev"], *outputs)
         return squad.extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
 
-    def score_answers(self, predictions):
-        """The official scores in percent of the answers that `write` keeps."""
-        odds = predictions.null_odds if self.name == "SQuAD2.0" else None
-        return squad.evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
-
     def score(self, split, outputs):
         """The official scores as fractions; "main" is F1. In 2.0 they are those of the answers that
         are written: above the threshold of "no answer" with the best F1 on dev they are
         withdrawn."""
-        scores = self.score_answers(self.answers(outputs))
-        scores = {name: value if name.endswith(("total", "thresh", "threshold")) else value / 100
-                  for name, value in scores.items()}
+        predictions = self.answers(outputs)
+        odds = predictions.null_odds if self.name == "SQuAD2.0" else None
+        scores = squad.evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
         return {**scores, "main": scores["f1"]}
-
-    def final(self, predictions):
-        """{id: answer}; answers above the threshold are withdrawn."""
-        threshold = self.threshold
-        if threshold is None:
-            threshold = self.score_answers(predictions).get("threshold", math.inf)
-        return {name: "" if predictions.null_odds.get(name, 0) > threshold else text
-                for name, text in predictions.texts.items()}
-
-    def score_file(self, outputs):
-        """The official scores of the user's own file at the model's threshold; {} without
-        answers."""
-        if not self.answered:
-            return {}
-        scores = squad.evaluate(self.answered, self.final(self.answers(outputs)))
-        return {name: scores[name] / 100 for name in ("exact", "f1")}
 
     def write(self, split, outputs, folder):
         """Write predictions.json, nbest_predictions.json and null_odds.json; returns the path of
-        the first. Answers above the threshold are withdrawn."""
+        the first. In 2.0 answers above the threshold are withdrawn, and THRESHOLD keeps it."""
         predictions = self.answers(outputs)
+        texts = predictions.texts
+        if self.name == "SQuAD2.0":
+            threshold = self.threshold
+            if threshold is None:
+                threshold = self.score(split, predictions).get("threshold", math.inf)
+                write_json(Path(folder, THRESHOLD), {"threshold": threshold})
+            texts = {name: "" if predictions.null_odds[name] > threshold else text
+                     for name, text in texts.items()}
         files = {
-            "predictions": self.final(predictions),
+            "predictions": texts,
             "nbest_predictions": predictions.nbest,
             "null_odds": predictions.null_odds,
         }
         for name, content in files.items():
-            write_atomic(Path(folder) / f"{name}.json", json.dumps(content, indent=1))
-        return Path(folder) / "predictions.json"
-
-
-def read_threshold(init, name):
-    """The odds of "no answer" above which the job that made RUN/TASK or RUN/jobs/JOB withdraws an
-    answer. SQuAD1.1 withdraws none; a folder without its run has the official script's, 0."""
-    if name != "SQuAD2.0":
-        return math.inf
-    folder = Path(init).resolve()
-    job = folder.with_name(f"{folder.name}.json")
-    run = folder.parent / "done.json"
-    if job.exists():
-        return read_json(job)["metrics"]["threshold"]
-    if run.exists():
-        return read_json(run)["tasks"][name]["metrics"]["threshold"]
-    return 0.0
+            write_json(Path(folder, f"{name}.json"), content)
+        return Path(folder, "predictions.json")
 
 
 def task_class(name, kinds=None):
@@ -352,7 +262,7 @@ def task_files(names, cfg, flag, search):
         if flag == "squad" and name.startswith("SQuAD"):
             files += squad.files(cfg.squad, name).values()
         elif flag == "glue" and name in glue.TASKS:
-            files += glue.files(cfg.glue, name, search)
+            files += glue.files(cfg.glue, name, search).values()
     return files
 
 
@@ -361,19 +271,39 @@ def task_files(names, cfg, flag, search):
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
-    """Outputs of the model for a split, in the order of the file, float32 on the CPU. Raises
-    Diverged where one is NaN or infinite."""
+    """model(batch) of all examples of a split in the order of the file, float32 on the CPU. Raises
+    Diverged where an output is NaN or infinite.
 
-    def forward(batch):
-        with autocast(cfg.dtype, device):
-            return model(send(batch, device))
-
+    A model gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are
+    filled up with -1e4.
+    """
+    features = task.splits[split]
+    longest = int(features.lengths.max())
+    inputs = features.lengths[0].size  # an example of RACE has four
+    size = min(4 * task.recipe.batch, max(1, EVALUATED // longest // inputs))
+    index = []
+    collected = []
     model.eval()
-    outputs = task.collect(split, forward)
-    parts = outputs if isinstance(outputs, tuple) else (outputs,)
-    if not all(part.isfinite().all() for part in parts):
+    for batch in glue.batches(features, size):
+        with autocast(cfg.dtype, device):
+            output = model(send(batch, device))
+        width = batch["ids"].shape[1]
+        parts = output if isinstance(output, tuple) else (output,)
+        index.append(batch["index"])
+        collected.append([
+            fill(part.float(), longest) if task.kind == "span" and part.shape[1:2] == (width,)
+            else part.float() for part in parts])
+    order = torch.cat(index).argsort()
+    # only here does the host wait for a GPU
+    outputs = [torch.cat(column).cpu()[order] for column in zip(*collected)]
+    if not all(part.isfinite().all() for part in outputs):
         raise Diverged(f"{task.name}: a prediction for {split} is NaN or infinite")
-    return outputs
+    return tuple(outputs) if isinstance(output, tuple) else outputs[0]
+
+
+def fill(part, longest):
+    """(B, T, ...) -> (B, longest, ...): filled up with -1e4, or cut where T was rounded up."""
+    return pad(part, (0, 0) * (part.dim() - 2) + (0, longest - part.shape[1]), value=-1e4)
 
 
 def backward(model, batch, accumulate, cfg, device):
@@ -392,18 +322,16 @@ def backward(model, batch, accumulate, cfg, device):
 
 
 def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, evaluate_at=(),
-              split="dev", checkpoint=None, run=None, job=""):
+              checkpoint=None, run=None, job=""):
     """Train a model on a task. Returns a dictionary: "diverged", None or the reason; with
-    evaluate_at also "best", the weights with the best score, "score" and "curve", [[step, score],
-    ...].
+    evaluate_at also "best", the weights with the best score, and "score".
 
     rate(step): the learning rate. key: the seed, and more that the random numbers depend on.
-    evaluate_at: steps after which `split` is scored. checkpoint: a Checkpoint to resume from. run:
+    evaluate_at: steps after which dev is scored. checkpoint: a Checkpoint to resume from. run:
     the RunFolder whose log gets a line where the loss is read, under the name `job`. Raises Stop
-    after SIGTERM. The host waits for a GPU in every CHECK_EVERY-th step, where it evaluates and
-    saves.
+    after SIGTERM. The host waits for a GPU only where the loss is read, evaluated or saved.
     """
-    state = {"step": 0, "score": -math.inf, "best": None, "curve": [], "diverged": None}
+    state = {"step": 0, "score": -math.inf, "best": None, "diverged": None}
     if checkpoint:
         state |= checkpoint.restore()
     pace = Pace(Ranks(0, 1, device), cfg.save_minutes)
@@ -416,24 +344,19 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
             group["lr"] = rate(step)
         seed_everything(*key, step)
         loss = backward(model, batch, accumulate, cfg, device)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
         state["step"] = done = step + 1
         stop, save, due = pace()
-        if done in log_at or done == task.steps or done % CHECK_EVERY == 0:
-            if not math.isfinite(norm):
-                state["diverged"] = f"{task.name}: gradient norm {norm:.4g} by step {done}"
-                break
         dev = {}
         if done in evaluate_at:
             try:
-                score = task.score(split, predict(model, task, split, cfg, device))["main"]
+                score = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
             except Diverged as error:
                 state["diverged"] = f"{error}, step {done}"
                 break
             dev = {"score": score}
-            state["curve"].append([done, score])
             if score > state["score"]:
                 state["score"] = score
                 state["best"] = to_host(model.state_dict())
@@ -448,30 +371,28 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
 
 
 def finetune_job(model, task, optimizer, rate, cfg, device, key, folder, run, accumulate=1,
-                 evaluate_at=(), split="dev"):
+                 evaluate_at=()):
     """One run of a task, resumed where it stopped: (result, outputs by split). `folder` gets the
     official files. If training diverges, the weights with the best score so far count; without any,
     the scores are -1 and there are no outputs. Arguments as in fine_tune."""
     folder.mkdir(parents=True, exist_ok=True)
-    alone = Ranks(0, 1, device)
-    checkpoint = Checkpoint(folder / "training.pt", alone, model=model, optimizer=optimizer)
+    checkpoint = Checkpoint(
+        folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
     state = fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate, evaluate_at,
-                      split, checkpoint, run, folder.name)
+                      checkpoint, run, folder.name)
     metrics = dict.fromkeys(task.metrics, -1.0)
     outputs = {}
     if state["best"]:
         model.load_state_dict(send(state["best"], device))
-    if state["best"] or not state["diverged"]:
-        try:
-            outputs = {name: predict(model, task, name, cfg, device) for name in task.splits
-                       if name not in ("train", "selection")}
-            metrics = write_outputs(task, outputs, folder)
-        except Diverged as error:
-            state["diverged"] = str(error)
+    try:
+        outputs = {name: predict(model, task, name, cfg, device) for name in task.splits
+                   if name != "train"}
+        metrics = write_outputs(task, outputs, folder)
+    except Diverged as error:
+        state["diverged"] = str(error)
     checkpoint.remove()
-    result = {"job": folder.name, "task": task.name, "setting": [], "metrics": metrics,
-              "curve": state["curve"], "diverged": state["diverged"],
-              **task.context()}
+    result = {"job": folder.name, "task": task.name, "metrics": metrics,
+              "diverged": state["diverged"], **task.context()}
     return result, outputs
 
 
@@ -481,12 +402,8 @@ def write_outputs(task, outputs, folder):
     metrics = task.score("dev", outputs["dev"])
     for split, each in outputs.items():
         task.write(split, each, folder)
-        if split == "dev" or getattr(task.splits[split], "labels", ()) is None:
-            continue
-        scores = task.score(split, each)
-        if split == "dev_mismatched":
-            metrics["mismatched"] = scores["main"]
-        else:
+        if split != "dev" and getattr(task.splits[split], "labels", ()) is not None:
+            scores = task.score(split, each)
             metrics |= {f"{split} {name}": value for name, value in scores.items()
                         if name != "main"}
     return metrics
@@ -516,26 +433,12 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
 
 def answer_file(path, cfg, task, outputs):
     """Write the predictions for open_file's task to --out, or to a folder next to the file. Returns
-    lines that name the file written and, if the examples have labels, the scores."""
+    a line that names the file written."""
     path = Path(path)
-    split, examples = next(iter(task.examples.items()))
     folder = Path(cfg.out) if "out" in cfg.given else path.with_name(f"{path.stem}-predictions")
     folder.mkdir(parents=True, exist_ok=True)
-    written = task.write(split, outputs, folder)
-    lines = [f"{written}: predictions of {cfg.init} for the {len(examples)} examples of {path}"]
-    if scores := task.score_file(outputs):
-        lines.append(f"{task.name} on {path}: {percent(scores)}")
-    return "\n".join(lines)
-
-
-def example_file(name, cfg):
-    """A file of a task's data, for the command that is suggested next."""
-    if name == "RACE":
-        return min(Path(cfg.race, "dev").rglob("*.txt"))
-    if name.startswith("SQuAD"):
-        return squad.files(cfg.squad, name)["dev"]
-    test = glue.path_of(cfg.glue, name, "test")
-    return test if test.exists() else glue.path_of(cfg.glue, name, "dev")
+    split, = task.examples
+    return f"{task.write(split, outputs, folder)}: predictions of {cfg.init} for {path}"
 
 
 # Several runs of several tasks
@@ -545,47 +448,34 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
     """[work(job, start) for each job], shared out over the processes, each kept as
     folder/jobs/JOB.json.
 
-    jobs: {job: task's name}. work returns {"job", "task", "setting", "metrics", "diverged", ...}
-    and keeps its files in folder/jobs/JOB/. start: None, or for tasks of from_mnli, which come
-    last, the folder of the best MNLI job.
+    jobs: {job: task's name}. work returns {"job", "task", "metrics", "diverged", ...} and keeps its
+    files in folder/jobs/JOB/. start: None, or for tasks of from_mnli, which come last, the folder
+    of the best MNLI job.
     """
     folder = Path(folder) / "jobs"
     late = [job for job, task in jobs.items() if task in from_mnli and "MNLI" in jobs.values()]
     early = [job for job in jobs if job not in late]
-    results = []
-    start = None
 
-    def cost(job):
-        return -[*LONGEST, jobs[job]].index(jobs[job])
+    def share(stage, start):
+        return share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start),
+                         cost=lambda job: -[*LONGEST, jobs[job]].index(jobs[job]))
 
-    for stage in (early, late):
-        if stage:
-            results += share_out(ranks, stage, folder, "fine-tuning",
-                                 lambda job: work(job, start), cost)
-        mnli = [result for result in results if result["task"] == "MNLI" and not result["diverged"]]
-        if mnli:
-            start = folder / max(mnli, key=lambda result: result["metrics"]["main"])["job"]
-    return results
+    results = share(early, None)
+    mnli = [result for result in results if result["task"] == "MNLI" and not result["diverged"]]
+    best = folder / max(mnli, key=main_score)["job"] if mnli else None
+    return results + share(late, best) if late else results
 
 
 def summarise(folder, results):
     """Of run_jobs' results: {"tasks": {task: the median job's entries, median, mean, sd, n,
-    diverged}, "averages": ...}. Copies what the median job wrote to folder/TASK.
-
-    Of several settings of a task the one with the best median counts. A diverged job counts with
-    its score.
-    """
+    diverged}, "average": ...}. Copies what the median job wrote to folder/TASK. A diverged job
+    counts with its score."""
     folder = Path(folder)
     tasks = {}
     for name in dict.fromkeys(result["task"] for result in results):
-        settings = defaultdict(list)
-        for result in results:
-            if result["task"] == name:
-                settings[str(result["setting"])].append(result)
-        runs = max(settings.values(), key=median_score)
-        runs.sort(key=main_score)
-        median = runs[(len(runs) - 1) // 2]
+        runs = sorted((result for result in results if result["task"] == name), key=main_score)
         scores = [main_score(run) for run in runs]
+        median = runs[(len(runs) - 1) // 2]
         tasks[name] = {
             **median,
             "median": main_score(median),
@@ -594,34 +484,29 @@ def summarise(folder, results):
             "n": len(runs),
             "diverged": sum(bool(run["diverged"]) for run in runs),
         }
-        if (folder / "jobs" / median["job"]).exists():
-            shutil.copytree(folder / "jobs" / median["job"], folder / name, dirs_exist_ok=True)
-    scores = {name: dict(entry["metrics"]) for name, entry in tasks.items()}
-    if "mismatched" in scores.get("MNLI", {}):
-        scores["MNLI-mm"] = {"main": scores["MNLI"]["mismatched"]}
-    return {"tasks": tasks, "averages": glue.averages(scores)}
+        shutil.copytree(folder / "jobs" / median["job"], folder / name, dirs_exist_ok=True)
+    scores = {name: main_score(entry) for name, entry in tasks.items()}
+    if "MNLI" in tasks:
+        scores["MNLI-mm"] = tasks["MNLI"]["metrics"].get("dev_mismatched accuracy", -1.0)
+    return {"tasks": tasks, "average": glue.paper_average(scores)}
 
 
 def main_score(result):
     return result["metrics"]["main"]
 
 
-def median_score(results):
-    return statistics.median_low(main_score(result) for result in results)
-
-
 def is_demo(paths):
     """Whether the value of a data flag is demo data, in any folder: demo.json is above it."""
-    real = [Path(path).resolve() for path in ([paths] if isinstance(paths, str) else paths)]
-    return all(any((folder / "demo.json").is_file() for folder in (path, *path.parents))
-               for path in real)
+    paths = [paths] if isinstance(paths, str) else paths
+    return all(any(Path(folder, "demo.json").is_file() for folder in Path(path).resolve().parents)
+               for path in paths)
 
 
 def shown_name(name, cfg):
     """A task's name as it is printed: CoLA-demo on demo data, whose scores are not CoLA's."""
-    flag = {"SQuAD1.1": "squad", "SQuAD2.0": "squad", "RACE": "race"}.get(name, "glue")
-    known = name in LONGEST and getattr(cfg, flag)
-    return f"{name}-demo" if known and is_demo(known) else name
+    flag = "squad" if name.startswith("SQuAD") else "race" if name == "RACE" else "glue"
+    data = getattr(cfg, flag)
+    return f"{name}-demo" if data and is_demo(data) else name
 
 
 def percent(scores):
@@ -630,35 +515,20 @@ def percent(scores):
 
 
 def print_summary(run, cfg, nine=""):
-    """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and a
-    command for each task that predicts a file. nine: the name of AutoBERT-Zero's mean of nine
-    numbers."""
+    """Print the scores of a finished fine-tuning in percent, next to the majority baseline. nine:
+    the name of AutoBERT-Zero's mean of nine numbers."""
     result = run.finished
     for name, entry in result["tasks"].items():
-        print0(run.ranks, summary_line(shown_name(name, cfg), entry))
-    for key, title in (("paper_avg", nine), ("glue_avg", "mean of GLUE's nine tasks")):
-        if title and result["averages"].get(key) is not None:
-            print0(run.ranks, f"{title}: {100 * result['averages'][key]:.2f}")
-    names = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
-    if names:
-        run.print_result(cfg, [f"{name}/checkpoint.pt" for name in names])
-    for name in names:
-        run.print_next(cfg, "--predict", example_file(name, cfg), "--init", run.folder / name,
-                       "--out", f"{run.folder}-answers/{name}")
-
-
-def summary_line(name, entry):
-    """The printed line of a task."""
-    main = entry["headline"]
-    line = f"{name:14} {'mean of ' * ('+' in main)}{main} {100 * entry['median']:.2f}"
-    if entry["n"] > 1:
-        line += (f" (median of {entry['n']}, mean {100 * entry['mean']:.2f}, "
-                 f"sd {100 * entry['sd']:.2f})")
-    others = {key: value for key, value in entry["metrics"].items()
-              if key not in ("main", main) and "total" not in key and "thresh" not in key}
-    if others:
-        line += f", {percent(others)}"
-    line += f"; majority baseline {100 * entry['majority_baseline']:.2f}"
-    if entry["diverged"]:
-        line += f"; {entry['diverged']} diverged"
-    return line
+        scores = {entry["headline"]: entry["median"]} | {
+            key: value for key, value in entry["metrics"].items()
+            if key != "main" and "thresh" not in key}
+        line = f"{shown_name(name, cfg):14} {percent(scores)}"
+        line += f"; majority baseline {100 * entry['majority_baseline']:.2f}"
+        if entry["n"] > 1:
+            line += f"; median of {entry['n']}, mean {100 * entry['mean']:.2f}"
+            line += f", sd {100 * entry['sd']:.2f}, {entry['diverged']} diverged"
+        print0(run.ranks, line)
+        if (run.folder / name / "checkpoint.pt").exists():
+            run.print_result(cfg, f"{name}/checkpoint.pt")
+    if nine and result["average"] is not None:
+        print0(run.ranks, f"{nine}: {100 * result['average']:.2f}")

@@ -13,13 +13,13 @@ same length together.
 import contextlib
 import warnings
 from array import array
-from dataclasses import dataclass, field
+from collections import namedtuple
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
@@ -71,26 +71,11 @@ MNLI_FILES = {
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")
 
 
+# texts: one or two sentences; label: class number or score, None in test
+Example = namedtuple("Example", "texts label")
+
+
 # Files
-
-
-@dataclass
-class Examples:
-    """The examples of one file."""
-    first: list  # sentences
-    second: list | None  # None in tasks of one sentence
-    labels: np.ndarray | None  # (n,) int64 or float32; None in test
-    path: Path = field(repr=False)  # so that a copy of the data has the same repr
-
-    def __len__(self):
-        return len(self.first)
-
-    def head(self, count):
-        """The first examples; all of them for 0."""
-        count = count or len(self)
-        second = self.second and self.second[:count]
-        labels = None if self.labels is None else self.labels[:count]
-        return Examples(self.first[:count], second, labels, self.path)
 
 
 def path_of(folder, name, split):
@@ -100,18 +85,16 @@ def path_of(folder, name, split):
 
 
 def files(folder, name, search=False):
-    """The folders that a task reads: its own, and for MNLI the folder of AX. Raises UserError
-    where train or dev is missing."""
-    needed = ["train", "dev"]
-    if name == "MNLI" and not search:
-        needed.append("dev_mismatched")
-    for split in needed:
-        existing(path_of(folder, name, split), FIX)
-    diagnostic = Path(folder) / "diagnostic"
-    read = [Path(folder) / name]
-    if name == "MNLI" and diagnostic.exists():
-        read.append(diagnostic)
-    return read
+    """{split: path} of a task. search: train and dev alone, all that a search may read. Test files
+    need not be there, nor AX. Raises UserError where another one is missing."""
+    splits = ["train", "dev", "test"]
+    if name == "MNLI":
+        splits = ["train", "dev", "dev_mismatched", "test", "test_mismatched", "test_diagnostic"]
+    if search:
+        splits = ["train", "dev"]
+    paths = {split: path_of(folder, name, split) for split in splits}
+    return {split: existing(path, FIX) for split, path in paths.items()
+            if not split.startswith("test") or path.exists()}
 
 
 def read_lines(path):
@@ -119,11 +102,6 @@ def read_lines(path):
     for number, line in enumerate(read_text(path, FIX).split("\n"), 1):
         if line.strip():
             yield number, line.rstrip("\r").split("\t")
-
-
-def complete(cells, width):
-    """Whether a line has `width` cells; further ones may be empty."""
-    return len(cells) >= width and not any(cells[width:])
 
 
 def warn_about_lines(path, numbers, width, treatment):
@@ -143,12 +121,8 @@ def parse_label(task, cell, place):
     raise UserError(f"{place}: {task.name} has no label {cell!r}; it must be {choices}")
 
 
-def label_array(task, labels):
-    return np.array(labels, np.float32 if task.regression else np.int64)
-
-
 def load(folder, task, split):
-    """Read one split of a task.
+    """Read one split of a task: a list of Example.
 
     folder: holds one folder for each task. task: a Task or its name. split: train, dev, test, and
     for MNLI also dev_mismatched, test_mismatched and test_diagnostic. Lines of train and dev with
@@ -166,62 +140,38 @@ def load(folder, task, split):
         width = len(header)
         if width <= max(*task.text, task.label) or header[task.label] not in LABELS:
             raise UserError(f"{path}:1: no header of {task.name}; take the official GLUE file")
-    first = []
-    second = []
-    labels = []
+    examples = []
     skipped = []
     for number, cells in lines:
-        if not complete(cells, width):
+        if len(cells) < width or any(cells[width:]):
             skipped.append(number)
             continue
-        first.append(cells[task.text[0]])
-        second.append(cells[task.text[-1]])
-        labels.append(parse_label(task, cells[:width][task.label], f"{path}:{number}"))
-    if not first:
+        label = parse_label(task, cells[:width][task.label], f"{path}:{number}")
+        examples.append(Example(tuple(cells[column] for column in task.text), label))
+    if not examples:
         raise UserError(f"{path}: no line has the {width} columns of {task.name}; "
                         "take the official GLUE file")
     warn_about_lines(path, skipped, width, "were skipped")
-    second = second if len(task.text) == 2 else None
-    return Examples(first, second, label_array(task, labels), path)
+    return examples
 
 
-def load_unlabelled(path, task, labelled=False):
+def load_unlabelled(path, task):
     """Read a test file, or a user's own file, whose first line names the task's text columns.
 
     Every line needs a prediction: text that is missing is empty, and one warning counts such lines.
-    labelled: read the labels too, if every line has one (see read_labels).
     """
     lines = list(read_lines(path))
     header = lines.pop(0)[1] if lines else []
-    names = task.test_text
-    if len(header) == task.columns > 0 and names[0] not in header:
-        lines.insert(0, (1, header))  # train and dev of CoLA have no header
-        header = ["source", "label", "star", *names]
-    if not {*names} <= {*header}:
-        raise UserError(f"{path}:1: no column is named {' or '.join(names)}; the first line must "
-                        f"name {task.name}'s columns, separated by tabs")
-    if not lines:
-        raise UserError(f"{path}: no line follows the header")
+    if not {*task.test_text} <= {*header} or not lines:
+        raise UserError(f"{path}:1: no column is named {' or '.join(task.test_text)}, or no line "
+                        f"follows; the first line must name {task.name}'s columns, separated by "
+                        "tabs")
     width = len(header)
-    short = [number for number, cells in lines if not complete(cells, width)]
+    short = [number for number, cells in lines if len(cells) < width]
     warn_about_lines(path, short, width, "are kept, with empty text for what is missing")
-    lines = [(number, cells + [""] * width) for number, cells in lines]
-    texts = [[cells[header.index(name)] for _, cells in lines] for name in names]
-    labels = read_labels(path, task, header, lines) if labelled else None
-    return Examples(texts[0], texts[1] if len(texts) == 2 else None, labels, path)
-
-
-def read_labels(path, task, header, lines):
-    """The labels of all lines as an array; None without a column of labels. None and a warning
-    where a line has none."""
-    columns = [header.index(name) for name in LABELS if name in header]
-    if not columns:
-        return None
-    try:
-        return label_array(task, [parse_label(task, cells[columns[0]], f"{path}:{number}")
-                                  for number, cells in lines])
-    except UserError as error:
-        warnings.warn(f"{error}; no score is computed", stacklevel=2)
+    columns = [header.index(name) for name in task.test_text]
+    return [Example(tuple((cells + [""] * width)[column] for column in columns), None)
+            for _, cells in lines]
 
 
 # Batches
@@ -251,11 +201,9 @@ def join(pairs, specials, width):
 class Features:
     """Tokenised examples, cut to max_length."""
     pairs: list  # (A, B) or (A,) of each example: token ids in arrays, 4 bytes a token
-    labels: np.ndarray | None  # as in Examples
+    labels: np.ndarray | None  # (n,) int64 or float32; None in test
     specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
-    cut: int = 0  # examples that were longer than max_length
-    longest: int = 0  # tokens of the longest example before it was cut
 
     def __len__(self):
         return len(self.pairs)
@@ -282,38 +230,27 @@ def cut_pair(first, second, room):
     return first[:kept], second[:room - kept]
 
 
-def encode(examples, tokenizer, max_length, block=10_000):
-    """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens."""
-    sides = [side for side in (examples.first, examples.second) if side]
-    specials = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id)
-    features = Features([], examples.labels, specials, max_length)
+def encode(examples, tokenizer, max_length):
+    """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens; a warning counts
+    those that are cut."""
+    sides = [tokenizer.encode_batch(texts)
+             for texts in zip(*(example.texts for example in examples))]
     room = max_length - 1 - len(sides)
-    name = examples.path.parent.name
-    for start in tqdm(range(0, len(examples), block), f"encode {name}", disable=None, leave=False):
-        encoded = [tokenizer.encode_batch(side[start:start + block]) for side in sides]
-        for pair in zip(*encoded):
-            total = sum(map(len, pair))
-            features.cut += total > room
-            features.longest = max(features.longest, total + 1 + len(sides))
-            cut = cut_pair(*pair, room) if pair[1:] else [pair[0][:room]]
-            features.pairs.append([array("i", ids) for ids in cut])
-    return features
-
-
-def warn_about_cuts(name, splits, positions):
-    """One warning where examples of a task were cut, with the length that keeps them whole, or the
-    most that the model has positions for. splits: its Features."""
-    cut = sum(features.cut for features in splits)
-    if not cut:
-        return
-    length = splits[0].max_length
-    longest = max(features.longest for features in splits)
-    better = min(positions, -(-longest // 8) * 8)
-    hint = f"use --finetune_length {better}"
-    if better <= length:
-        hint = f"the model has {positions} positions"
-    warnings.warn(f"{name}: {cut} of {sum(map(len, splits))} examples are longer than {length} "
-                  f"tokens and are cut; the longest has {longest}; {hint}", stacklevel=2)
+    pairs = []
+    too_long = 0
+    for pair in zip(*sides):
+        too_long += sum(map(len, pair)) > room
+        cut = cut_pair(*pair, room) if pair[1:] else [pair[0][:room]]
+        pairs.append([array("i", ids) for ids in cut])
+    if too_long:
+        warnings.warn(f"{too_long} of {len(pairs)} examples are longer than {max_length} tokens "
+                      "and are cut", stacklevel=2)
+    labels = None
+    if examples[0].label is not None:
+        kind = np.float32 if isinstance(examples[0].label, float) else np.int64
+        labels = np.array([example.label for example in examples], kind)
+    specials = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id)
+    return Features(pairs, labels, specials, max_length)
 
 
 def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
@@ -340,12 +277,16 @@ def batches(features, batch_size, seed=None, epoch=0):
 
     features: of any task. Order as in batch_indices. The width is the length of the longest example
     in the batch, rounded up to a multiple of 8, which GPUs like, where max_length allows it.
+    "lengths" is missing where all sequences are full: attention then needs no mask, and a GPU has
+    flash kernels for it.
     """
     longest = features.lengths.reshape(len(features), -1).max(axis=1)  # of RACE's four inputs
     for index in batch_indices(longest, batch_size, seed, epoch):
-        width = -(-int(longest[index].max()) // 8) * 8
-        batch = features.batch(index, min(width, features.max_length))
+        width = min(-(-int(longest[index].max()) // 8) * 8, features.max_length)
+        batch = features.batch(index, width)
         batch["index"] = index
+        if (batch["lengths"] == width).all():
+            del batch["lengths"]
         yield {name: torch.from_numpy(value) for name, value in batch.items()}
 
 
@@ -365,22 +306,11 @@ def score(task, outputs, labels):
     return {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
 
 
-def averages(results):
-    """The two averages, each None where a task of it is missing.
-
-    results: {task: its score}, MNLI mismatched under "MNLI-mm". paper_avg: the mean of the nine
-    main numbers of AutoBERT-Zero's Appendix C (no WNLI). glue_avg: the leaderboard's mean over nine
-    tasks, two metrics (and MNLI's two parts) averaged first.
-    """
-    average = {"paper_avg": None, "glue_avg": None}
+def paper_average(results):
+    """The mean of the nine main numbers of AutoBERT-Zero's Appendix C (no WNLI), None where one is
+    missing. results: {task: its main score}, MNLI mismatched under "MNLI-mm"."""
     if {*PAPER_AVERAGE} <= results.keys():
-        average["paper_avg"] = float(np.mean([results[name]["main"] for name in PAPER_AVERAGE]))
-    if {*TASKS, "MNLI-mm"} <= results.keys():
-        scores = {task: [results[task][metric] for metric in TASKS[task].metrics]
-                  for task in TASKS}
-        scores["MNLI"].append(results["MNLI-mm"]["main"])
-        average["glue_avg"] = float(np.mean([np.mean(values) for values in scores.values()]))
-    return average
+        return float(np.mean([results[name] for name in PAPER_AVERAGE]))
 
 
 def write_submission(folder, task, outputs, split="test"):
@@ -397,7 +327,6 @@ def write_submission(folder, task, outputs, split="test"):
     else:
         cells = [task.labels[number] for number in predictions]
     path = Path(folder) / f"{name}.tsv"
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"{index}\t{cell}\n" for index, cell in enumerate(cells)]
     write_atomic(path, "index\tprediction\n" + "".join(lines))
     return path

@@ -32,29 +32,21 @@ def f1(predictions, labels):
 
 
 def matthews(predictions, labels):
-    """Matthews correlation for any number of classes (Gorodkin's R_K); 0.0 where all predictions or
-    all labels are equal."""
+    """Matthews correlation for any number of classes (Gorodkin's R_K): the correlation of one-hot
+    vectors; 0.0 where all predictions or all labels are equal."""
     pair = two_arrays(predictions, labels)
-    if np.isnan(pair).any():
-        return 0.0
-    n = float(pair.shape[1])
-    right = np.sum(pair[0] == pair[1], dtype=np.float64)
-    counts = [np.sum(side == np.unique(pair)[:, None], axis=1, dtype=np.float64) for side in pair]
-    predicted, actual = counts  # (classes,)
-    spread = (n * n - predicted @ predicted) * (n * n - actual @ actual)
-    return float((right * n - predicted @ actual) / math.sqrt(spread)) if spread else 0.0
+    one_hot = (pair[:, :, None] == np.unique(pair)).astype(np.float64)  # (2, n, classes)
+    predicted, actual = one_hot - one_hot.mean(axis=1, keepdims=True)
+    spread = np.sum(predicted ** 2) * np.sum(actual ** 2)
+    return float(np.sum(predicted * actual) / math.sqrt(spread)) if spread > 0 else 0.0
 
 
 def pearson(predictions, labels):
     """Pearson correlation; 0.0 for constant, infinite or NaN input and for less than two points."""
-    sides = []
-    for values in two_arrays(predictions, labels):
-        if len(values) < 2 or not np.isfinite(values).all() or values.min() == values.max():
-            return 0.0
-        centred = values / np.abs(values).max()  # so that squares neither overflow nor vanish
-        centred -= centred.mean()
-        sides.append(centred / np.linalg.norm(centred))
-    return float(np.clip(sides[0] @ sides[1], -1.0, 1.0))
+    pair = two_arrays(predictions, labels)
+    if pair.shape[1] < 2 or not np.isfinite(pair).all() or (np.ptp(pair, axis=1) == 0).any():
+        return 0.0
+    return float(np.corrcoef(pair)[0, 1])
 
 
 def ranks(values):

@@ -10,7 +10,6 @@ tokenised once; a window's tokens are put together only when its batch is drawn.
 A training window without the answer, and every window of an unanswerable question, has its start
 and end at [CLS] and `impossible` set, in 1.1 as in 2.0, as in BERT and ALBERT.
 """
-import warnings
 from array import array
 from collections import namedtuple
 from dataclasses import dataclass
@@ -19,11 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from common import metrics
 from common.cli import UserError
-from common.checkpoint import existing, read_json, read_text
+from common.checkpoint import existing, read_json
 from common.glue import join
 
 FIX = "point --squad at the folder with the official train and dev JSON files"
@@ -40,16 +38,12 @@ Predictions = namedtuple("Predictions", "texts nbest null_odds")
 def read_answers(entry, question, place):
     """The Question with the answers of its entry of "qas". Raises UserError where an answer is not
     in the paragraph."""
-    impossible = bool(entry.get("is_impossible", False))
     answers = tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
     for text, start in answers:
         if not text or start < 0 or not question.context.startswith(text, start):
             raise UserError(f"{place}: the answer {text[:50]!r} is not at character {start}; "
                             "correct answer_start")
-    if impossible == bool(answers):
-        raise UserError(f"{place}: {len(answers)} answers and is_impossible {impossible}; "
-                        "correct one of the two")
-    return question._replace(answers=answers, impossible=impossible)
+    return question._replace(answers=answers, impossible=not answers)
 
 
 def files(folder, name):
@@ -63,7 +57,7 @@ def load(path, with_answers=True):
     """The questions of a SQuAD JSON file: a list of Question. Raises UserError for a file in
     another layout, or with a wrong answer if answers are read."""
     content = read_json(path, dict, FIX)
-    questions = {}
+    questions = []
     place = path
     try:
         for article in content["data"]:
@@ -72,28 +66,15 @@ def load(path, with_answers=True):
                     question = Question(
                         entry["id"], entry["question"], paragraph["context"], (), False)
                     place = f"{path}: question {question.id}"
-                    if question.id in questions:
-                        raise UserError(f"{place}: a second question has this id")
                     if with_answers:
                         question = read_answers(entry, question, place)
-                    questions[question.id] = question
+                    questions.append(question)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{place}: not in the official layout ({type(error).__name__}: {error}); "
                         "take the official SQuAD file") from None
     if not questions:
         raise UserError(f"{path}: no questions; take the official SQuAD file")
-    return list(questions.values())
-
-
-def load_answered(path):
-    """The questions of a user's file with their answers; None if it has none, or, with a warning,
-    if one is wrong."""
-    if '"answers"' not in read_text(path, FIX):
-        return None
-    try:
-        return load(path)
-    except UserError as error:
-        warnings.warn(f"{error}; no score is computed", stacklevel=2)
+    return questions
 
 
 # Windows
@@ -198,20 +179,15 @@ def encode_context(tokenizer, text):
 
 def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
     """Questions -> Features. max_length: tokens of an input, special ones included. training: with
-    targets, from each question's first answer; one warning counts the answers without a token,
-    which are treated as missing."""
+    targets, from each question's first answer; one without a token is treated as missing."""
     max_query = min(max_query, max_length - 3 - 1)
     queries = []
     contexts = []
     paragraphs = {}  # {text: its index in contexts}
     windows = []
     targets = []
-    lost = []
-    cut = 0
-    for number, question in enumerate(tqdm(questions, "windows", disable=None, leave=False)):
-        query = tokenizer.encode(question.text)
-        cut += len(query) > max_query
-        query = query[:max_query]
+    for number, question in enumerate(questions):
+        query = tokenizer.encode(question.text)[:max_query]
         queries.append(query)
         if question.context not in paragraphs:
             paragraphs[question.context] = len(contexts)
@@ -224,14 +200,6 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
         if training:
             answer = answer_tokens(question, starts, ends)
             targets.append(window_targets(own, len(query) + 2, answer).astype(np.int32))
-            if question.answers and not len(answer):
-                lost.append(question.id)
-    if cut:
-        warnings.warn(f"{cut} of {len(questions)} questions are longer than {max_query} tokens "
-                      "and are cut", stacklevel=2)
-    if lost:
-        warnings.warn(f"{len(lost)} answers have no token and are treated as missing, the first: "
-                      f"question {lost[0]}", stacklevel=2)
     specials = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id)
     return Features(questions, queries, contexts, np.concatenate(windows),
                     np.concatenate(targets) if training else None, specials, max_length)
@@ -243,29 +211,20 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
 def extract(features, start_logits, end_logits, n_best=N_BEST, max_answer=MAX_ANSWER):
     """Answers from start and end logits (W, T) (arrays or CPU tensors, T >= the longest input).
 
-    Of each window the n_best best starts are combined with its n_best best ends. The odds of "no
-    answer" are BERT's: the smallest start + end logit at [CLS] of the question's windows, minus the
-    best span's score. Returns Predictions as `rank` does.
+    As in the official script of BERT, the n_best best starts of each window are combined with its
+    n_best best ends, and illegal spans dropped. The odds of "no answer" are BERT's: the smallest
+    start + end logit at [CLS] of the question's windows, minus the best span's score. Returns
+    Predictions as `rank` does.
     """
     start_logits = torch.as_tensor(start_logits, dtype=torch.float64)
     end_logits = torch.as_tensor(end_logits, dtype=torch.float64)
     null = start_logits[:, 0].float() + end_logits[:, 0].float()
-    length, own, own_end = torch.from_numpy(features.windows[:, 3:]).T[..., None]  # (W, 1)
-    offsets = torch.from_numpy(features.offsets)[:, None]
-    positions = torch.arange(start_logits.shape[1]) - offsets  # (W, T)
-    owned = (positions >= own) & (positions < own_end)
-    inside = (positions >= 0) & (positions < length)
     kept = min(n_best, start_logits.shape[1])
-    start_scores, starts = start_logits.where(owned, -torch.inf).topk(kept)
-    end_scores, ends = end_logits.where(inside, -torch.inf).topk(kept)
-    scores = start_scores[:, :, None] + end_scores[:, None, :]  # (W, kept, kept)
-    span = ends[:, None, :] - starts[:, :, None]
-    legal = (span >= 0) & (span < max_answer)
-    scores = scores.where(legal, -torch.inf).flatten(1)
-    scores, best = scores.topk(min(n_best, kept * kept))
-    starts = starts.gather(1, best // kept)
-    ends = ends.gather(1, best % kept)
-    return rank(features, starts, ends, scores, null, True, n_best, max_answer)
+    start_scores, starts = start_logits.topk(kept)
+    end_scores, ends = end_logits.topk(kept)
+    scores = start_scores.repeat_interleave(kept, 1) + end_scores.repeat(1, kept)  # (W, kept ** 2)
+    return rank(features, starts.repeat_interleave(kept, 1), ends.repeat(1, kept), scores, null,
+                True, n_best, max_answer)
 
 
 def rank(features, starts, ends, scores, null, relative=False, n_best=N_BEST,
@@ -283,15 +242,15 @@ def rank(features, starts, ends, scores, null, relative=False, n_best=N_BEST,
     np.minimum.at(lowest, features.windows[:, 0], np.asarray(null, dtype=np.float64))
     starts = np.asarray(starts) - features.offsets[:, None]
     ends = np.asarray(ends) - features.offsets[:, None]
-    candidates = np.stack([starts, ends, np.asarray(scores)], axis=2)  # (W, K, 3) float64
-    for window, lines in zip(features.windows.tolist(), candidates.tolist()):
-        number, paragraph, first, length, own, own_end = window
+    length, own, own_end = features.windows[:, 3:].T[..., None]  # (W, 1)
+    legal = (own <= starts) & (starts < own_end) & (starts <= ends)
+    legal &= ends < np.minimum(length, starts + max_answer)
+    places = np.nonzero(legal)
+    columns = (places[0], starts[places], ends[places], np.asarray(scores)[places])
+    for window, start, end, score in zip(*map(np.ndarray.tolist, columns)):
+        number, paragraph, first = features.windows[window, :3]
         _, char_starts, char_ends = features.contexts[paragraph]
-        for start, end, score in lines:
-            legal = own <= start < own_end and start <= end < min(length, start + max_answer)
-            if legal and score > -np.inf:
-                begin = char_starts[first + int(start)]
-                spans[number].append((score, begin, char_ends[first + int(end)]))
+        spans[number].append((score, char_starts[first + int(start)], char_ends[first + int(end)]))
     result = Predictions({}, {}, {})
     for question, own_spans, odds in zip(features.questions, spans, lowest.tolist()):
         best = distinct(question.context, own_spans, n_best)
@@ -350,38 +309,28 @@ def best_threshold(values, odds, answerable, texts, official=True):
 
 
 def evaluate(questions, predictions, null_odds=None, threshold=0.0):
-    """The official scores in percent.
+    """The official scores, as fractions.
 
     predictions: {id: text}. null_odds: {id: odds of "no answer"}: answers with odds above the
     threshold are withdrawn; None: the threshold that gives the best F1 on these questions. Returns
-    exact, f1, total; with unanswerable questions (2.0) also the same with HasAns_ and NoAns_, and
-    with null_odds the threshold and best_exact, best_exact_thresh, best_f1, best_f1_thresh: what
-    the official script gives (see best_threshold).
+    exact and f1, and with null_odds and unanswerable questions (2.0) the threshold, best_exact,
+    best_exact_thresh, best_f1 and best_f1_thresh: what the official script gives (see
+    best_threshold).
     """
     answerable = np.array([not question.impossible for question in questions])
     version = 1 if answerable.all() else 2
     texts = [predictions[question.id] for question in questions]
     scores = np.array([question_scores(question, text, version)
                        for question, text in zip(questions, texts)])  # (n, 2)
-    groups = {"": np.ones_like(answerable)}
-    withdrawn = np.zeros_like(answerable)
-    best = {}
-    if version == 2:
-        groups |= {"HasAns_": answerable, "NoAns_": ~answerable}
+    result = {}
     if version == 2 and null_odds is not None:
         odds = np.array([null_odds[question.id] for question in questions])
         if threshold is None:
             threshold = best_threshold(scores[:, 1], odds, answerable, texts, official=False)[1]
-        withdrawn = odds > threshold
-        best["threshold"] = threshold
+        result["threshold"] = threshold
         for name, values in zip(("exact", "f1"), scores.T):
             value, where = best_threshold(values, odds, answerable, texts)
-            best |= {f"best_{name}": float(100 * value), f"best_{name}_thresh": where}
-    final = np.where(withdrawn[:, None], ~answerable[:, None], scores)
-    result = {}
-    for prefix, members in groups.items():
-        exact, f1 = 100 * final[members].mean(axis=0) if members.any() else (0.0, 0.0)
-        result[f"{prefix}exact"] = float(exact)
-        result[f"{prefix}f1"] = float(f1)
-        result[f"{prefix}total"] = int(members.sum())
-    return result | best
+            result |= {f"best_{name}": float(value), f"best_{name}_thresh": where}
+        scores = np.where((odds > threshold)[:, None], ~answerable[:, None], scores)
+    exact, f1 = scores.mean(axis=0).tolist()
+    return {"exact": exact, "f1": f1, **result}

@@ -36,7 +36,6 @@ LONGEST_WORD = 100  # characters; BERT makes longer words unknown
 MEMO_WORDS = 200_000  # words that WordPiece remembers, about 50 MB
 # combining marks are among these; dashes and quotes are not
 MARKS = re.compile("[\u0300-\u1fff\u20d0-\U0010ffff]")
-RAW_UNIT = re.compile(r"\s+|``|''|.", re.DOTALL)
 # what stands between BERT's white space
 WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -56,28 +55,21 @@ def preprocess(text):
 
 
 def preprocess_aligned(text):
-    """preprocess(text), and the start and the end in the text of each of its characters."""
+    """preprocess(text), and the start and the end in the text of each of its characters. What has
+    no character of its own, such as an accent, belongs to the character before it."""
     chars = []
     starts = []
-    ends = []
-    begin = len(text) - len(text.lstrip())
-    for match in RAW_UNIT.finditer(text, begin, max(begin, len(text.rstrip()))):
-        raw = match.group()
-        new = without_marks(raw)
-        if raw.isspace():
-            new = " "
-        elif len(raw) == 2:
-            new = '"'
-        if new:
+    # the second quote becomes a combining mark, which is dropped
+    for i, raw in enumerate(text.replace("``", '"\u0301').replace("''", '"\u0301')):
+        new = " " if raw.isspace() else without_marks(raw)
+        if new != " " or chars[-1:] not in ([], [" "]):
             chars += new
-            starts += [begin] * len(new)
-            ends += [match.end()] * len(new)
-        elif chars and chars[-1] != " ":
-            ends[-1] = match.end()  # a dropped accent belongs to the letter before it
-        else:
-            continue  # an accent without a letter belongs to the next character
-        begin = match.end()
-    return "".join(chars).lower(), starts, ends
+            starts += [i] * len(new)
+    if chars[-1:] == [" "]:
+        del chars[-1], starts[-1]
+    edges = sorted({*starts, len(text.rstrip())})
+    ends = dict(zip(edges, edges[1:]))
+    return "".join(chars).lower(), starts, [ends[start] for start in starts]
 
 
 class Tokenizer:
@@ -96,17 +88,16 @@ class Tokenizer:
         self.vocab_size = len(names)
         self.fingerprint = hashlib.sha256(self.path.read_bytes()).hexdigest()
         self.index = {name: number for number, name in enumerate(names)}
-        ids = {}
         for role, choices in SPECIALS.items():
             known = [self.index[name] for name in choices if name in self.index]
-            ids[role] = known[0] if known else None
             if not known and role != "mask":
                 raise UserError(f"{path}: the vocabulary lacks {choices[0]}; take another, "
                                 "or train one with data/prepare.py corpus")
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = ids.values()
+            setattr(self, f"{role}_id", known[0] if known else None)
         self.bos_id = self.cls_id
         self.eos_id = self.sep_id
-        self.special_ids = tuple(sorted({*ids.values()} - {None}))
+        ids = {getattr(self, f"{role}_id") for role in SPECIALS}
+        self.special_ids = tuple(sorted(ids - {None}))
         self.starts_word = np.array([self.begins_word(name) for name in names])
         self.starts_word[list(self.special_ids)] = True
 
@@ -117,17 +108,12 @@ class Tokenizer:
         """Ids of one text, without special tokens."""
         return self.encode_batch([text])[0]
 
-    def describe(self, file):
-        """What config.json keeps about a copy of the vocabulary; load_tokenizer compares it."""
-        return {"file": file.name, "pieces": self.vocab_size, "fingerprint": self.fingerprint}
-
     def save(self, folder):
         """Copy the vocabulary to where load_tokenizer looks for it, with a note if case is kept;
         returns the path."""
         target = Path(folder) / self.file_name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not (target.exists() and target.samefile(self.path)):
-            write_atomic(target, self.path.read_bytes())
+        write_atomic(target, self.path.read_bytes())
         settings = target.with_name(SETTINGS)
         if not self.lower and not settings.exists():
             write_atomic(settings, json.dumps({"do_lower_case": False}))
@@ -146,10 +132,9 @@ class SentencePieceTokenizer(Tokenizer):
             raise UserError(f"{path}: not a SentencePiece model; give a spiece.model or a vocab.txt"
                             ) from None
         super().__init__(path, lower, [self.model.id_to_piece(i) for i in range(len(self.model))])
-        self.without_comma = {}  # {id of "▁2011,": ids of "▁2011" and ","}
-        for i, name in enumerate(self.names):
-            if lower and re.search(r"\d,$", name) and not self.model.is_unused(i):
-                self.without_comma[i] = self.split_comma(name)
+        self.without_comma = {  # {id of "▁2011,": ids of "▁2011" and ","}
+            i: self.split_comma(name) for i, name in enumerate(self.names)
+            if lower and re.search(r"\d,$", name) and not self.model.is_unused(i)}
 
     @staticmethod
     def begins_word(name):
@@ -174,31 +159,6 @@ class SentencePieceTokenizer(Tokenizer):
             return encoded
         return [[j for i in ids for j in self.without_comma.get(i, (i,))] for ids in encoded]
 
-    def model_spans(self, clean):
-        """[(id, (start, end))] of SentencePiece itself, in characters of a normalised text."""
-        if hasattr(self.model, "EncodeAsOffsetMapping"):  # sentencepiece 0.2.3 and newer
-            encoded = self.model.encode(clean, out_type="offset_mapping")
-            return list(zip(encoded["ids"], encoded["offsets"]))
-        encoded = self.model.encode(clean, out_type="immutable_proto")
-        return [(token.id, (token.begin, token.end)) for token in encoded.pieces]
-
-    def reversed_spans(self, clean):
-        """[(id, start, end)] after the digit-comma rule, from the end of the text to its start."""
-        spans = []
-        last_end = len(clean)
-        for token, (begin, end) in reversed(self.model_spans(clean)):
-            # "▁he" also spans the blank before it
-            begin += len(clean[begin:end]) - len(clean[begin:end].lstrip())
-            if begin == end and self.names[token] != "▁":
-                end = last_end  # "…" is three full stops: each of them gets it
-            last_end = end
-            ids = self.without_comma.get(token, [token])
-            # the digits share the span one by one
-            sizes = [len(self.names[i].replace("▁", "")) for i in ids[:-1]]
-            cuts = [*np.minimum(begin + np.cumsum([0, *sizes]), end).tolist(), end]
-            spans += reversed(list(zip(ids, cuts, cuts[1:])))
-        return spans
-
     def encode_with_offsets(self, text):
         """(ids, spans): encode(text), and the (start, end) of each token in the text; an empty span
         for a "▁" by itself."""
@@ -208,10 +168,19 @@ class SentencePieceTokenizer(Tokenizer):
         if self.lower:
             clean, starts, ends = preprocess_aligned(text)
         starts = [*starts, len(text)]
-        spans = self.reversed_spans(clean)[::-1]
-        return [i for i, _, _ in spans], [
-            (starts[begin], ends[end - 1] if end > begin else starts[begin])
-            for _, begin, end in spans]
+        tokens = []
+        spans = []
+        encoded = self.model.encode(clean, out_type="offset_mapping")
+        for token, (begin, end) in zip(encoded["ids"], encoded["offsets"]):
+            begin = end - len(clean[begin:end].lstrip())  # "▁he" also spans the blank before it
+            ids = self.without_comma.get(token, [token])
+            # by the digit-comma rule the digits share the span one by one
+            sizes = [len(self.names[i].replace("▁", "")) for i in ids[:-1]]
+            cuts = np.minimum(begin + np.cumsum([0, *sizes]), end).tolist()
+            tokens += ids
+            spans += zip(cuts, [*cuts[1:], end])
+        return tokens, [(starts[begin], ends[end - 1] if end > begin else starts[begin])
+                        for begin, end in spans]
 
     def decode(self, ids):
         """The text of some ids, without special tokens except the unknown one."""
@@ -316,29 +285,19 @@ def load_tokenizer(path, lower=None):
     """The tokenizer in a file, or in a folder with spiece.model or vocab.txt.
 
     lower=False: for cased models and translation; None: as tokenizer_config.json next to it says,
-    True where there is none. Raises UserError where the run in its folder had another vocabulary.
+    True where there is none.
     """
-    names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
     given = Path(path)
+    names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
     files = [file for file in (given, *(given / name for name in names)) if file.is_file()]
     if not files:
         raise UserError(f"{given}: there is no {' and no '.join(names)}; "
                         "make one with data/prepare.py corpus")
-    path = files[0]
-
-    def read(name):
-        file = path.with_name(name)
-        return read_json(file, dict, "fetch it again") if file.is_file() else {}
-
+    settings = files[0].with_name(SETTINGS)
     if lower is None:
-        lower = read(SETTINGS).get("do_lower_case", True)
-    kind = WordPieceTokenizer if path.suffix == ".txt" else SentencePieceTokenizer
-    tokenizer = kind(path, lower)
-    record = read("config.json").get("vocabulary", {})
-    if record.get("file") == path.name and record["fingerprint"] != tokenizer.fingerprint:
-        raise UserError(f"{path}: damaged, or changed since the run in {path.parent}; "
-                        "take it from a copy")
-    return tokenizer
+        lower = not settings.is_file() or read_json(settings).get("do_lower_case", True)
+    kind = WordPieceTokenizer if files[0].suffix == ".txt" else SentencePieceTokenizer
+    return kind(files[0], lower)
 
 
 @functools.lru_cache(maxsize=1)

@@ -180,9 +180,8 @@ def open_text(cfg, ranks, folder):
 
 
 def keep_vocabulary(run, tokenizer):
-    """Copy the tokenizer's file into the run folder, where --init looks for it, and note in
-    config.json which one it is."""
-    run.facts["vocabulary"] = tokenizer.describe(tokenizer.save(run.folder))
+    """Copy the tokenizer's file into the run folder, where --init looks for it."""
+    tokenizer.save(run.folder)
 
 
 def check_vocabulary(folder, tokenizer):

@@ -14,13 +14,9 @@ class Config:
     out: str = ""  # run folder
     restart: bool = False  # begin again
     dry_run: bool = False  # two steps
-    # training
     batch: int = 8  # examples in a step [>= 1]
-    # D1: a departure is no title,
-    # nor is its second line
     lr: float = 1e-3  # learning rate [> 0]
     widths: tuple[int, ...] = (4, 8)  # choices
-    names: tuple[str, ...] = ()  # several
     tasks: str = ""  # several in one word
     dropout: float = 0.1  # rate [0, 1)
     kind: Literal["one", "two"] = "one"  # of two
@@ -50,7 +46,7 @@ def test_flags_override_the_action_which_overrides_the_preset():
     assert config.fast
     assert config.given == {"widths", "fast"}
     assert config.out == "runs/test_cli-train-demo"
-    _, value, config = parse("--tune a,b --batch 3 --preset base --out x")
+    _, value, config = parse("--tune a b --batch 3 --preset base --out x")
     assert value == "a,b"
     assert config == Config("base", "x", batch=3)
 
@@ -68,8 +64,6 @@ def test_a_dry_run_overrides_the_preset_and_stays_out_of_the_folder_of_the_real_
     ("--train --dropout 1", "--dropout 1.0"),
     ("--train --widths 4 -1", "--widths -1"),
     ("--train --preset dry_run", "invalid choice: 'dry_run'"),
-    ("--train --widths 4,x", "invalid int value"),
-    ("--train --names ,", "invalid str value"),
     ("--train --tune a", "not allowed with"),
     ("--train --bat 3", "unrecognized"),
     ("--train --kind three", "choose from"),
@@ -94,16 +88,6 @@ TRAINING = [
     "mformer --train --task wmt14",
     "mformer --search --task wmt14",
 ]
-
-
-def test_a_comment_line_is_the_title_of_a_group(capsys):
-    parse("")
-    printed = capsys.readouterr().out
-    settings, training = printed.split("\nsettings:")[1].split("\ntraining:")
-    assert "--dry_run" in settings
-    assert "--batch" not in settings
-    assert "--batch" in training
-    assert "departure" not in printed
 
 
 def every_preset():
@@ -140,12 +124,3 @@ def test_every_preset_passes_its_checks_and_shares_its_micro_batches(command, mo
     assert sum(shares, []) == [*range(cfg.accumulate)]
     assert {len(share) for share in shares} == {cfg.accumulate // 8}
     assert cfg.batch % cfg.accumulate == 0
-
-
-def test_commas_and_blanks_separate_values_alike(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a,b").touch()
-    for text in ("4 6 8", "4,6,8", "4, 6 ,8"):
-        assert parse(f"--train --widths {text}")[2].widths == (4, 6, 8)
-    assert parse("--train --names a,b c,d")[2].names == ("a,b", "c", "d")  # a path that exists
-    assert parse("--tune a b")[1] == "a,b"

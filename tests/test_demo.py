@@ -42,12 +42,8 @@ def test_corpus_is_docstrings_of_sentences_without_the_tasks_text(demo):
     assert len(documents) > 5000
     assert sum(map(len, sentences)) > 2_000_000
     assert all(line[-1] in ".!?" and not line[0].islower() for line in sentences)
-    assert not {*glue.load(demo["glue"], "CoLA", "dev").first} & sentences
-
-
-def pairs(data):
-    """The texts of examples."""
-    return list(zip(data.first, data.second or data.first))
+    examples = glue.load(demo["glue"], "CoLA", "dev")
+    assert not {example.texts[0] for example in examples} & sentences
 
 
 @pytest.mark.parametrize("task", making.GLUE)
@@ -56,12 +52,12 @@ def test_glue_is_balanced_and_no_example_is_in_two_splits(demo, task):
     seen = []
     for split in splits:
         data = glue.load(demo["glue"], task, split)
-        counts = np.unique(data.labels, return_counts=True)[1]
+        counts = np.unique([example.label for example in data], return_counts=True)[1]
         assert len(counts) == len(making.GLUE[task][1])
         assert max(counts) - min(counts) <= 1
         assert len(data) == (making.TRAIN_EXAMPLES if split == "train" else making.DEV_EXAMPLES)
-        seen += pairs(data)
-    seen += pairs(glue.load(demo["glue"], task, "test"))
+        seen += [example.texts for example in data]
+    seen += [example.texts for example in glue.load(demo["glue"], task, "test")]
     assert len({*seen}) == len(seen)
 
 
@@ -70,14 +66,15 @@ def test_lengths_and_single_words_do_not_tell_the_label(demo, task):
     """The difference between labels, in standard errors, of the length and of the most frequent
     words."""
     data = glue.load(demo["glue"], task, "train")
-    texts = [f"{first} {second if data.second else ''}".lower() for first, second in pairs(data)]
+    texts = [" ".join(example.texts).lower() for example in data]
+    labels = np.array([example.label for example in data])
     frequent = ("a", "the", "of", "list", "file", "is", "are", "default", "row", "tensors")
     columns = [[len(text) for text in texts]]
     columns += [[text.split().count(word) for text in texts] for word in frequent]
     if task == "MNLI":  # states of the marked item are counted with those of the others
         columns = columns[:1]
     for column in np.array(columns, float):
-        groups = [column[data.labels == label] for label in np.unique(data.labels)]
+        groups = [column[labels == label] for label in np.unique(labels)]
         means = [group.mean() for group in groups]
         error = column.std() * (2 / len(groups[0])) ** 0.5
         assert max(means) - min(means) <= 4.5 * error
@@ -88,7 +85,7 @@ def test_rules_decide_the_labels(demo):
 
     def examples(task):
         data = glue.load(demo["glue"], task, "dev")
-        return [(*texts, label) for texts, label in zip(pairs(data), data.labels)]
+        return [(texts[0], texts[-1], label) for texts, label in data]
 
     for text, _, label in examples("SST-2"):
         counts = [len(re.findall(rf"\b{noun}\b", text)) for noun in ("list", "file")]

@@ -1,7 +1,6 @@
 """Run folders, checkpoints, jobs, batches made ahead, SIGTERM."""
 import dataclasses
 import functools
-import json
 import os
 import signal
 import time
@@ -24,7 +23,7 @@ class Config:
     restart: bool = False
     lr: float = 1.0
     widths: tuple = ()
-    save_every: int = 10
+    device: str = "cpu"
     dry_run: bool = False
     program = "albert"
 
@@ -33,61 +32,39 @@ def open_run(folder, action="search", reads=None, **settings):
     return RunFolder(Config(str(folder), **settings), action, ALONE, reads=reads)
 
 
-def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path, monkeypatch):
+def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path):
     run = open_run(tmp_path, widths=(1, 2))
     checkpoint = write(tmp_path / "checkpoint.pt", "")
-    run.began -= 100
     run.log("train", 1, loss=2.0)
     with (tmp_path / "log.jsonl").open("a") as log:
-        log.write('{"phase": "train", "st\n')  # torn by a crash
-    run = open_run(tmp_path, widths=(1, 2), save_every=5)
-    run.log("train", 2, loss=1.0)
-    first, _, resumed, last = (tmp_path / "log.jsonl").read_text().splitlines()
-    assert json.loads(resumed)["event"] == "resumed"
-    assert 100 <= json.loads(first)["seconds"] <= json.loads(last)["seconds"] < 160  # in all
+        log.write('{"phase": "train", "st')  # torn by a crash
+    open_run(tmp_path, widths=(1, 2), device="cuda")
+    assert '"event": "resumed"' in (tmp_path / "log.jsonl").read_text()
     with pytest.raises(UserError, match=r"lr \(1.0 there, 2.0 here\)"):
         open_run(tmp_path, lr=2.0, widths=(1, 2))
-    with pytest.raises(UserError, match="holds a run of albert.py --search"):
+    with pytest.raises(UserError, match="no run folder of albert.py --train"):
         open_run(tmp_path, "train", widths=(1, 2))
-    monkeypatch.setattr(Config, "compared", ("save_every",), raising=False)
-    with pytest.raises(UserError, match=r"save_every \(10 there, 5 here\)"):
-        open_run(tmp_path, widths=(1, 2), save_every=5)
     open_run(tmp_path, restart=True, lr=2.0)
     assert not checkpoint.exists()
 
 
-def test_files_that_come_or_go_are_other_data(tmp_path):
+def test_data_that_change_are_refused_in_every_phase(tmp_path):
+    """A phase can read more than the one before; what one has read must be the same in the next."""
     data = tmp_path / "data"
-    begin = functools.partial(open_run, tmp_path / "run", reads={"corpus": [data]})
-    write(data / "a/1.txt", "1")
-    write(begin().folder / "checkpoint.pt", "")
-    write(data / "a/1.txt", "1")  # at another time
-    begin()
-    write(data / "2.txt", "2")
-    with pytest.raises(UserError, match="2.txt was not there"):
-        begin()
-    (data / "2.txt").unlink()
-    write(data / "a/1.txt", "other")
-    with pytest.raises(UserError, match="1.txt has changed since"):
-        begin()
-    (data / "a/1.txt").unlink()
-    with pytest.raises(UserError, match="1.txt is not there now"):
-        begin()
-
-
-def test_a_phase_can_read_more_than_the_one_before(tmp_path):
-    """What one phase has read must be the same in the next ones."""
-    run = tmp_path / "run"
-    corpus = tmp_path / "corpus.txt"
     glue = tmp_path / "glue.tsv"
-    write(corpus, "1")
+    begin = functools.partial(open_run, tmp_path / "run")
+    write(data / "a/1.txt", "1")
     write(glue, "1")
-    write(open_run(run).folder / "latency.json", "")
-    open_run(run, reads={"corpus": [corpus]})
-    open_run(run, reads={"corpus": [corpus], "glue": [glue]})
+    write(begin().folder / "checkpoint.pt", "")
+    begin(reads={"corpus": [data]})
+    write(data / "a/1.txt", "1")  # at another time
+    begin(reads={"corpus": [data], "glue": [glue]})
     write(glue, "other")
-    with pytest.raises(UserError, match="glue.tsv has changed since"):
-        open_run(run, reads={"glue": [glue]})
+    with pytest.raises(UserError, match="the files of --glue have changed"):
+        begin(reads={"glue": [glue]})
+    write(data / "2.txt", "2")
+    with pytest.raises(UserError, match="the files of --corpus have changed"):
+        begin(reads={"corpus": [data]})
 
 
 def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
@@ -130,7 +107,7 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
     assert jobs(report=lambda *result: reported.append(result)) == [
         {"name": name} for name in "dcba"]
     assert done == ["a", "b", "c", "c", "d"]
-    assert reported == [(name, {"name": name}) for name in "abcd"]  # in order of completion
+    assert sorted(reported) == [(name, {"name": name}) for name in "abcd"]
 
 
 def test_items_made_ahead_are_the_same_and_one_ahead():
@@ -155,10 +132,9 @@ def test_items_made_ahead_are_the_same_and_one_ahead():
 
 @pytest.fixture
 def tell_to_stop(monkeypatch):
-    """Tell this process to stop, with a tenth of a second to do it; returns the time."""
+    """Tell this process to stop, with half a second to do it; returns the time."""
     monkeypatch.setattr("common.distributed._stop_requested", False)
-    monkeypatch.setattr("common.distributed._busy_until", 0.0)
-    monkeypatch.setattr("common.distributed.GRACE", 0.1)
+    monkeypatch.setattr("common.distributed.GRACE", 0.5)
 
     def tell():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -183,11 +159,10 @@ def test_sigterm_ends_what_no_loop_saves_but_not_a_save(tell_to_stop, tmp_path):
     assert checkpoint.restore() == {"step": 7}
 
 
-def test_a_loop_ends_its_step_and_saves(tell_to_stop):
+def test_a_loop_that_has_asked_is_left_in_peace(tell_to_stop):
     with launch("cpu") as ranks:
         pace = Pace(ranks)
-        pace()
+        assert pace() == (False, False, False)
         tell_to_stop()
-        while not pace()[0]:
-            time.sleep(0.5)  # a step, five times as long as other work may take
-        time.sleep(0.5)
+        assert pace()[0]
+        time.sleep(1)  # it evaluates, before it saves

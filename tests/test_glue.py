@@ -1,6 +1,5 @@
-"""GLUE: files of every layout, batches, averages and leaderboard files."""
+"""GLUE: files of every layout, batches, the paper's average and leaderboard files."""
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,20 +26,20 @@ def table(task, examples, labelled=True):
 def test_every_official_layout(task, tmp_path):
     labels = task.labels or ("0.0", "3.25", "5.000")
     values = [*range(len(labels))] if task.labels else [0.0, 3.25, 5.0]
-    examples = [(f'He said "{i}', f"B{i}", label) for i, label in enumerate(labels)]
-    first, second, _ = map(list, zip(*examples))
+    sentences = [(f'He said "{i}', f"B{i}") for i in range(len(labels))]
+    content = [(*pair, label) for pair, label in zip(sentences, labels)]
+    texts = [pair[:len(task.text)] for pair in sentences]
     for split in ("train", "dev", "test"):
-        content = table(task.name, examples, labelled=split != "test")
-        path = write(glue.path_of(tmp_path, task.name, split), content)
-        loaded = glue.load(tmp_path, task, split)
-        unlabelled = glue.load_unlabelled(path, task)  # for --predict
-        assert loaded.first == unlabelled.first == first
-        assert loaded.second == unlabelled.second == (second if len(task.text) == 2 else None)
-        if split == "test":
-            assert loaded.labels is None
-        else:
-            assert loaded.labels.tolist() == values
-            assert loaded.labels.dtype == (np.int64 if task.labels else np.float32)
+        unlabelled = split == "test"
+        write(glue.path_of(tmp_path, task.name, split), table(task.name, content, not unlabelled))
+        examples = glue.load(tmp_path, task, split)
+        assert [example.texts for example in examples] == texts
+        expected = [None] * len(texts) if unlabelled else values
+        assert [example.label for example in examples] == expected
+
+
+def texts_of(folder, task, split):
+    return [example.texts for example in glue.load(folder, task, split)]
 
 
 def test_quotes_and_line_ends_inside_a_sentence_are_text(tmp_path):
@@ -48,10 +47,7 @@ def test_quotes_and_line_ends_inside_a_sentence_are_text(tmp_path):
     second = ['it\'s ""', '"', "b "]
     content = table("MRPC", [*zip(first, second, "101")]).replace("\n", "\r\n")
     write(tmp_path / "MRPC/train.tsv", b"\xef\xbb\xbf" + content.encode() + b"\r\n\r\n")
-    loaded = glue.load(tmp_path, "MRPC", "train")
-    assert loaded.first == first
-    assert loaded.second == second
-    assert loaded.labels.tolist() == [1, 0, 1]
+    assert texts_of(tmp_path, "MRPC", "train") == [*zip(first, second)]
 
 
 def test_malformed_lines_are_skipped_in_train_and_kept_in_test(tmp_path):
@@ -62,11 +58,11 @@ def test_malformed_lines_are_skipped_in_train_and_kept_in_test(tmp_path):
     lines[5] += "\t\t"  # empty cells at the end are ignored
     write(tmp_path / "QQP/train.tsv", "\n".join(lines))
     with pytest.warns(UserWarning, match="train.tsv:3: 2 lines do not have 6 columns") as caught:
-        assert glue.load(tmp_path, "QQP", "train").first == ["a0", "a2", "a4"]
+        assert [texts[0] for texts in texts_of(tmp_path, "QQP", "train")] == ["a0", "a2", "a4"]
     assert len(caught) == 1
     write(tmp_path / "QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\tlost\n2\tc\td\n")
     with pytest.warns(UserWarning, match="test.tsv:3: 1 lines"):
-        assert glue.load(tmp_path, "QQP", "test").first == ["a", "lost", "c"]
+        assert texts_of(tmp_path, "QQP", "test") == [("a", "b"), ("lost", ""), ("c", "d")]
 
 
 @pytest.mark.parametrize("task, content, message", [
@@ -83,12 +79,10 @@ def test_mistakes_name_file_and_line(task, content, message, tmp_path):
 # Batches
 
 
-def encode(pairs, longest):
-    """Features of pairs of token ids; the second may be None."""
+def encode(texts, longest):
+    """Features of pairs of token ids, or of single ones; the label is the number."""
     identity = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0, encode_batch=list)
-    first, second = map(list, zip(*pairs))
-    labels = np.arange(len(pairs))
-    examples = glue.Examples(first, second if second[0] else None, labels, Path("X/train.tsv"))
+    examples = [glue.Example(ids, number) for number, ids in enumerate(texts)]
     return glue.encode(examples, identity, longest)
 
 
@@ -103,7 +97,7 @@ def test_the_longer_sequence_is_cut_at_its_end(a, b, kept):
     """As in BERT, one token at a time."""
     first = [*range(100, 100 + a)]
     second = [*range(200, 200 + b)]
-    features = encode([(first, second or None)], 12)
+    features = encode([(first, second) if second else (first,)], 12)
     batch = features.batch(np.array([0]), 12)
     tail = [*second[:kept[1]], 3] if second else []
     ids = [2, *first[:kept[0]], 3, *tail]
@@ -114,13 +108,13 @@ def test_the_longer_sequence_is_cut_at_its_end(a, b, kept):
 def test_batches_have_every_example_once_in_an_order_of_seed_and_epoch():
     """And are padded to the longest, rounded up to 8."""
     sizes = random.Random(0).choices(range(1, 61), k=203)
-    features = encode([(range(5, 5 + size), None) for size in sizes], 100)
+    features = encode([(range(5, 5 + size),) for size in sizes], 100)
 
     def order(seed, epoch=0):
         seen = []
         for batch in glue.batches(features, 16, seed=seed, epoch=epoch):
-            width = -(-int(batch["lengths"].max()) // 8) * 8
-            assert batch["ids"].shape[1] == width
+            longest = max(sizes[i] + 2 for i in batch["index"])
+            assert batch["ids"].shape[1] == -(-longest // 8) * 8
             assert batch["labels"].tolist() == batch["index"].tolist()
             seen += batch["index"].tolist()
         assert sorted(seen) == [*range(203)]
@@ -133,27 +127,12 @@ def test_batches_have_every_example_once_in_an_order_of_seed_and_epoch():
 # Scores
 
 
-def scores_of(names):
-    """0.1, 0.2 ... for the main metric, and half of it for a second one."""
-    scores = {}
-    for i, name in enumerate(names, 1):
-        first, *second = glue.TASKS[name.removesuffix("-mm")].metrics
-        scores[name] = {
-            first: i / 10,
-            **dict.fromkeys(second, i / 20),
-            "main": i / 10
-        }
-    return scores
-
-
-def test_averages():
+def test_the_average_of_the_paper():
     names = ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "MNLI-mm", "QNLI", "RTE", "WNLI"]
-    average = glue.averages(scores_of(names))
-    assert average["paper_avg"] == pytest.approx(0.5)  # all but WNLI
-    # MRPC, STS-B, QQP: two metrics; MNLI: two parts
-    leaderboard = [0.1, 0.2, 0.225, 0.3, 0.375, 0.65, 0.8, 0.9, 1.0]
-    assert average["glue_avg"] == pytest.approx(sum(leaderboard) / 9)
-    assert glue.averages(scores_of(names[1:])) == {"paper_avg": None, "glue_avg": None}
+    scores = {name: number / 10 for number, name in enumerate(names, 1)}
+    assert glue.paper_average(scores) == pytest.approx(0.5)  # all but WNLI
+    del scores["CoLA"]
+    assert glue.paper_average(scores) is None
 
 
 @pytest.mark.parametrize("task, split, outputs, name, lines", [
@@ -164,6 +143,6 @@ def test_averages():
     ("MNLI", "test_mismatched", [[0.0, 0.0, 1.0]], "MNLI-mm", "0\tneutral\n"),
 ])
 def test_submissions_have_the_leaderboard_format(task, split, outputs, name, lines, tmp_path):
-    path = glue.write_submission(tmp_path / "new", glue.TASKS[task], outputs, split)
-    assert path == tmp_path / f"new/{name}.tsv"
+    path = glue.write_submission(tmp_path, glue.TASKS[task], outputs, split)
+    assert path == tmp_path / f"{name}.tsv"
     assert path.read_text() == "index\tprediction\n" + lines

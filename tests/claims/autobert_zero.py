@@ -223,7 +223,7 @@ def cosines_of(folder, samples=256):
     model = abz.LanguageModel(abz.resolve_arch(cfg), cfg).eval()
     abz.start_from(model, source)
     path = make_demo(ROOT / "data" / "demo")["glue"]
-    examples = glue.load(path, glue.TASKS["STS-B"], "train").head(samples)
+    examples = glue.load(path, glue.TASKS["STS-B"], "train")[:samples]
     batch = next(iter(glue.batches(glue.encode(examples, tokenizer, cfg.length), samples)))
     states = []
     layers = model.encoder.layers
