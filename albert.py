@@ -973,8 +973,9 @@ def pretrain(cfg):
         result = run.finished
         for name, baseline in result["baselines"].items():
             kind = "majority" if name == "mlm" else "first-token"
-            print0(ranks, f"held-out {name} accuracy {result[name]:.1%} "
-                          f"({kind} baseline {baseline:.1%})")
+            if result[name] is not None:
+                print0(ranks, f"held-out {name} accuracy {result[name]:.1%} "
+                              f"({kind} baseline {baseline:.1%})")
         words = words_after_training(cfg, run.folder, f"{run.folder}-exported")
         run.print_result(cfg, "checkpoint.pt", *words)
 
