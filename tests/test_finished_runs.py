@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import filled
-from small_runs import TRAINED, TUNED, call, write
+from small_runs import TRAINED, call, write
 from test_bad_input import the_line, tuning
 
 from common.checkpoint import read_json, read_jsonl
@@ -27,11 +27,10 @@ def test_the_log_of_a_run(run, ready):
 
 # --- the next command ---
 
-@pytest.mark.parametrize("run", [*TRAINED, "tuned"])
+@pytest.mark.parametrize("run", TRAINED)
 def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypatch, capsys):
     out = shutil.copytree(ready[run], tmp_path / "run")
-    command = {**TRAINED, "tuned": TUNED}[run]
-    assert not call(filled(command + " --out {out}", out=out, **ready), monkeypatch)
+    assert not call(filled(TRAINED[run] + " --out {out}", out=out, **ready), monkeypatch)
     printed = capsys.readouterr().out
     assert f"{out}: finished" in printed
     assert Path(re.search("best: (.+)", printed)[1]).exists()
