@@ -248,7 +248,7 @@ class RunFolder:
         self.ranks = ranks
         self.began = time.time()
         asked = as_json(settings or dataclasses.asdict(cfg))
-        self.record = {"program": cfg.program, "action": action, "settings": asked, "asked": asked,
+        self.record = {"program": cfg.program, "action": action, "settings": {**asked}, "asked": asked,
                        "argv": sys.argv, "processes": ranks.size, **environment(), **extra}
         self.new = on_main(ranks, self._open, cfg, reads or {})
         ranks.cleanup.push(self._discard)
@@ -335,8 +335,12 @@ class RunFolder:
         """Write to config.json what the settings stand for, now that the data are open; what was
         given is kept as `asked`. cfg does not change from here on."""
         if self.ranks.main:
-            settings = self.record["asked"] | as_json(dataclasses.asdict(cfg))
-            write_json(self.folder / "config.json", self.record | {"settings": settings})
+            asked = self.record["asked"]
+            # of a finished run no data are opened, and its settings stay
+            self.record["settings"] |= {
+                name: value for name, value in as_json(dataclasses.asdict(cfg)).items()
+                if value != asked[name]}
+            write_json(self.folder / "config.json", self.record)
 
     def _discard(self, kind, error, traceback):
         """Delete the folder of a new run that a UserError ended before it computed anything."""

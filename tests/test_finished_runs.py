@@ -7,20 +7,19 @@ from pathlib import Path
 
 import pytest
 from conftest import filled
-from small_runs import TRAINED, TUNED, call, write
+from small_runs import TRAINED, call, write
 from test_bad_input import tuning
 
 from common.checkpoint import read_json, read_jsonl
 
 
-@pytest.mark.parametrize("run", [*TRAINED, "tuned"])
+@pytest.mark.parametrize("run", TRAINED)
 def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypatch, capsys):
     out = shutil.copytree(ready[run], tmp_path / "run")
     log = read_jsonl(out / "log.jsonl")
     losses = [line["loss"] for line in log if "loss" in line]
     assert losses and all(map(math.isfinite, losses))
-    command = {**TRAINED, "tuned": TUNED}[run]
-    assert not call(filled(command + " --out {out}", out=out, **ready), monkeypatch)
+    assert not call(filled(TRAINED[run] + " --out {out}", out=out, **ready), monkeypatch)
     printed = capsys.readouterr().out
     assert f"{out}: finished" in printed
     assert Path(re.search("best: (.+)", printed)[1]).exists()
