@@ -1797,9 +1797,12 @@ def export(cfg, name):
     source = read_run(cfg)
     arch = resolve_arch(cfg)
     tokenizer = load_tokenizer(cfg.tokenizer)
-    for each in (path, path.with_suffix(".pt"), path.with_name(tokenizer.file_name)):
-        if each.exists():
-            raise UserError(f"--export {name}: {each} exists already; choose another folder")
+    vocabulary = path.with_name(tokenizer.file_name)
+    exists = [each for each in (path, path.with_suffix(".pt")) if each.exists()]
+    if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
+        exists.append(vocabulary)
+    if exists:
+        raise UserError(f"--export {name}: {exists[0]} exists already; choose another folder")
     model = LanguageModel(arch, cfg)
     labels = None
     length = cfg.length

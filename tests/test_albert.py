@@ -580,7 +580,7 @@ def test_depth_warm_start_loads_everything(ready):
 def test_an_exported_model_answers_as_the_folder_of_its_task(ready, tmp_path):
     tuned = ready["tuned"] / "CoLA"
     run_main("--export", tmp_path / "hf", "--init", tuned)
-    assert read_json(tmp_path / "hf" / "config.json")["finetune_length"] == 16
+    assert read_json(tmp_path / "hf" / "config.json")["finetune_length"] == 64
     answers = []
     for model in (tuned, tmp_path / "hf"):
         out = tmp_path / f"answers-of-{model.name}"
