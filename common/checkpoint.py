@@ -249,7 +249,8 @@ class RunFolder:
         self.began = time.time()
         asked = as_json(settings or dataclasses.asdict(cfg))
         self.record = {"program": cfg.program, "action": action, "settings": {**asked},
-                       "asked": asked, "argv": sys.argv, "processes": ranks.size, **environment(), **extra}
+                       "asked": asked, "argv": sys.argv, "processes": ranks.size,
+                       **environment(), **extra}
         self.new = on_main(ranks, self._open, cfg, reads or {})
         ranks.cleanup.push(self._discard)
 
