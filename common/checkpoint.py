@@ -248,8 +248,9 @@ class RunFolder:
         self.ranks = ranks
         self.began = time.time()
         asked = as_json(settings or dataclasses.asdict(cfg))
-        self.record = {"program": cfg.program, "action": action, "settings": {**asked}, "asked": asked,
-                       "argv": sys.argv, "processes": ranks.size, **environment(), **extra}
+        self.record = {"program": cfg.program, "action": action, "settings": {**asked},
+                       "asked": asked, "argv": sys.argv, "processes": ranks.size,
+                       **environment(), **extra}
         self.new = on_main(ranks, self._open, cfg, reads or {})
         ranks.cleanup.push(self._discard)
 
@@ -302,7 +303,8 @@ class RunFolder:
         differ = [f"{name} ({before[name]} there, {value} here)" for name, value in asked.items()
                   if name not in NOT_COMPARED and before[name] != value]
         differ += [f"the files of --{flag} have changed"
-                   for flag, now in self.record["read"].items() if old["read"].get(flag, now) != now]
+                   for flag, now in self.record["read"].items()
+                   if old["read"].get(flag, now) != now]
         if differ:
             raise UserError(f"{self.folder}: made with other settings or data: "
                             f"{'; '.join(differ)}; choose another --out, or --restart to begin "
