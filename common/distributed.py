@@ -391,18 +391,27 @@ def stopping(ranks):
 
 class Pace:
     """When a loop logs, saves and stops, by the clock of rank 0: a call in each step returns (stop,
-    save, log), the same on every rank."""
+    save, log), the same on every rank. The ranks meet about once a second to agree on it."""
 
     def __init__(self, ranks, save_minutes=0):
         self.ranks = ranks
         self.save_seconds = 60 * save_minutes or math.inf
-        self.saved = self.logged = time.monotonic()
+        self.saved = self.logged = self.met = time.monotonic()
+        self.steps = 1  # between two meetings
+        self.left = 1  # until the next one
 
     def __call__(self):
+        self.left -= 1
+        if self.left:
+            return False, False, False
         now = time.monotonic()
         save = now - self.saved >= self.save_seconds
         log = now - self.logged >= 60
-        stop, save, log = agree(self.ranks, save, log)
+        a_second = int(self.steps / max(now - self.met, 1e-6))
+        steps = max(1, min(2 * self.steps, a_second))
+        stop, save, log, self.steps = agree(self.ranks, save, log, steps)
+        self.left = self.steps
+        self.met = now
         if save:
             self.saved = now
         if log:
