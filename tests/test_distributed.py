@@ -164,5 +164,5 @@ def test_a_loop_that_has_asked_is_left_in_peace(tell_to_stop):
         pace = Pace(ranks)
         assert pace() == (False, False, False)
         tell_to_stop()
-        assert pace()[0]
+        assert any(pace()[0] for _ in range(2))
         time.sleep(1)  # it evaluates, before it saves
