@@ -132,14 +132,15 @@ PRESETS = {
         warmup=0.1,
         short=0.5,
         finetune_lr=1e-3,
-        finetune_batch=32,
-        finetune_epochs=3,
+        finetune_batch=16,
+        finetune_epochs=2,
         finetune_warmup=0.1,
         search=dict(
             batch=8,
             lr=3e-3,
             steps=50,
             finetune_lr=2e-3,
+            finetune_epochs=1,
             finetune_length=72,
             population=8, rounds=3, parents=2, children=2,
             finalists=2, finalist_times=20,
@@ -151,8 +152,7 @@ PRESETS = {
         finetune=dict(
             runs=3,
             eval_every=0,
-            finetune_length=128,
-            finetune_batch=16)),
+            finetune_length=128)),
     "small": dict(
         hidden=256, heads=4, ffn=1024,
         pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
