@@ -6,8 +6,8 @@ A paper file keeps every setting in one dataclass, one line each:
 
 The type says how to parse (Literal[...] gives the choices). The trailing comment is the help text,
 and the range at its end is checked: an interval as above, `[>= 1]` or `[> 0]`; a number without one
-may not be negative. A preset overrides the default, a flag the preset. Abbreviations and unknown
-flags are errors.
+may not be negative. A comment line above a block of fields is the title of a group in the help. A
+preset overrides the default, a flag the preset. Abbreviations and unknown flags are errors.
 """
 import argparse
 import dataclasses
@@ -25,6 +25,8 @@ import torch
 from tqdm import tqdm
 
 RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$")
+# a comment on a departure ("# D5: ..."), the title of a group, or a field
+GROUPS = re.compile(r"^ {4}(?:# D\d.*(?:\n {4}#.*)*|# (.+)|(\w+):)", re.MULTILINE)
 STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had finished
 PRESET = "demo"  # without --preset
 
@@ -50,6 +52,17 @@ def field_comments(config_class):
     return dict(re.findall(r"^ {4}(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE))
 
 
+@functools.cache
+def field_groups(config_class):
+    """{field: the comment line above its block}, the titles of the groups in the help."""
+    groups = {}
+    title = "run"
+    for comment, field in GROUPS.findall(inspect.getsource(config_class)):
+        title = comment or title
+        groups[field] = title
+    return groups
+
+
 def kind_of(field):
     """(type of one value, choices or None, whether several values are taken)."""
     kind = field.type
@@ -69,7 +82,7 @@ def written(value):
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def add_field(parser, field, comment, preset, presets):
+def add_field(parser, field, comment, preset):
     """Add one field as a flag; its help shows what the preset sets. bool fields are switches and
     default to False; tuple[X, ...] takes several values, and so do `tasks`."""
     kind, choices, several = kind_of(field)
@@ -83,8 +96,6 @@ def add_field(parser, field, comment, preset, presets):
         options |= {"metavar": field.name.upper(), "type": kind, "choices": choices}
         if several or field.name == "tasks":
             options["nargs"] = "+"
-        if field.name == "preset":
-            options["choices"] = presets
     parser.add_argument(f"--{field.name}", **options)
 
 
@@ -115,8 +126,8 @@ def check_ranges(config):
                 check_range(field.name, one, comments.get(field.name, ""))
 
 
-def make_parser(config_class, presets, actions, description):
-    """The ArgumentParser of a paper file; its help shows the settings of PRESET."""
+def make_parser(config_class, presets, preset, actions, description):
+    """The ArgumentParser of a paper file; its help shows the settings of a preset."""
     parser = Parser(description=description, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one per call")
@@ -127,10 +138,13 @@ def make_parser(config_class, presets, actions, description):
             options["nargs"] = "+"
         group.add_argument(f"--{name}", dest=f"action_{name}", default=argparse.SUPPRESS,
                            help=help_text, **options)
-    names = [name for name in presets if name != "dry_run"]
+    groups = {}
     for field in dataclasses.fields(config_class):
+        title = field_groups(config_class)[field.name]
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
         comment = field_comments(config_class).get(field.name, "")
-        add_field(parser, field, comment, presets[PRESET], names)
+        add_field(groups[title], field, comment, {"preset": preset, **presets[preset]})
     return parser
 
 
@@ -138,7 +152,11 @@ def parse(config_class, presets, actions, description, argv=None):
     """Parse a paper file's command line: (action, its value or True, config), (None, None, config)
     without an action, after printing the help. A mistake ends the program in one line, exit status
     2."""
-    parser = make_parser(config_class, presets, actions, description)
+    names = [name for name in presets if name != "dry_run"]
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", default=PRESET, choices=names)
+    preset = first.parse_known_args(argv)[0].preset
+    parser = make_parser(config_class, presets, preset, actions, description)
     given = vars(parser.parse_args(argv))
     for name, values in given.items():
         if isinstance(values, list):
@@ -153,7 +171,6 @@ def parse(config_class, presets, actions, description, argv=None):
         if given:
             parser.error(f"these flags need an action: --{', --'.join(actions)}")
         parser.print_help()
-    preset = given.get("preset", PRESET)
     return action, value, make_config(config_class, presets, preset, action, actions, given)
 
 
