@@ -62,6 +62,7 @@ class Config:
     accumulate: int = 1  # micro-batches a step; --pretrain: at least one a process [>= 1]
     recompute: bool = False  # activation recomputation: store only the inputs of layers
     dry_run: bool = False  # two real steps of every phase
+    tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
     init: str = ""  # where to start: a run folder, its folder of a task, a Hugging Face folder
     # data; default: the demo data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on

@@ -57,6 +57,7 @@ class Config:
     device: str = "auto"  # auto | cpu | cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     dry_run: bool = False  # two real steps of every phase
+    tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
     # data
     corpus: tuple[str, ...] = ()  # text files or folders; default: demo text
     glue: str = ""  # folder of the GLUE tasks, official layout; default: demo tasks

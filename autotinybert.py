@@ -49,10 +49,10 @@ class Config:
     given = frozenset()  # the flags that were given
     program = "autotinybert"  # the file's name
     models = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
-    # --restart deletes these and common.checkpoint.WRITES
-    writes = ("superplm*", "model*", "further", "candidates", "finals", "latency.json",
-              "finalists.json", "SQuAD1.1", "SST-2", "MNLI", "MRPC",
-              "CoLA", "QNLI", "QQP", "STS-B", "RTE", "WNLI")
+    writes = (  # for --restart, next to common.checkpoint.WRITES
+        "superplm*", "model*", "further", "candidates", "finals", "latency.json",
+        "finalists.json", "SQuAD1.1", "SST-2", "MNLI", "MRPC",
+        "CoLA", "QNLI", "QQP", "STS-B", "RTE", "WNLI")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
     restart: bool = False  # start again in an existing run folder
@@ -62,6 +62,7 @@ class Config:
     compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
     accumulate: int = 16  # micro-batches a step, N of Alg. 1; raised to fit the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
+    tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
     init: str = ""  # run or Hugging Face folder to start from; in --search, --evolve the SuperPLM
     # data
     corpus: tuple[str, ...] = ()  # text files or folders; default: the demo text

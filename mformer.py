@@ -50,6 +50,7 @@ from torch.utils.flop_counter import FlopCounterMode
 class Config:
     """Every knob. A preset (by task) overrides the default, a flag both."""
     given = frozenset()  # the flags that were given
+    compared = ("save_every",)  # must agree in a resumed run: the last saves are averaged
     models = ("init", "tokenizer")  # flags that name files besides the data
     writes = ("text", "valid", "translations.*", "classes.txt")  # for --restart
     preset: str = "demo"  # demo (minutes) | small (real data) | base (paper)
@@ -62,6 +63,7 @@ class Config:
     compile: bool = False  # torch.compile the model of --train
     accumulate: int = 1  # micro-batches of a step; default: a multiple of the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
+    tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
     init: str = ""  # run folder of --search or --train to start from
     arch: str = ""  # a best.json, a name (mformer, cosformer*-softmax, ...), or --describe's text
     # data

@@ -9,12 +9,14 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -27,12 +29,13 @@ from common.distributed import (
     uninterrupted)
 
 LOCK = "run.lock"
-# settings that may differ in a resumed run
-NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "save_minutes"}
+# settings that may differ in a resumed run, unless Config.compared names them
+NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "save_every",
+                "save_minutes", "tensorboard"}
 # names in a run folder that --restart deletes; also Config.writes
 WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
           "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",
-          "spiece.model", "vocab.txt", "tokenizer_config.json")
+          "spiece.model", "vocab.txt", "tokenizer_config.json", "tensorboard")
 # what a command makes before it computes anything
 MADE_FIRST = {"corpus", "spiece.model", "vocab.txt", "tokenizer_config.json"}
 
@@ -222,10 +225,24 @@ def release_locks(*paths):
 
 
 def environment():
-    """What config.json keeps about the code."""
+    """What config.json keeps about the code and the machine."""
     here = shlex.quote(str(Path(__file__).resolve().parent))
-    return {"torch": torch.__version__,
-            "commit": subprocess.getoutput(f"git -C {here} rev-parse HEAD")}
+    return {
+        "torch": torch.__version__,
+        "commit": subprocess.getoutput(f"git -C {here} rev-parse HEAD 2>/dev/null"),
+        "machine": platform.platform(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "threads": torch.get_num_threads(),
+    }
+
+
+def tensorboard_writer():
+    """torch's SummaryWriter. Raises UserError where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("--tensorboard: it is not installed; pip install tensorboard") from None
+    return SummaryWriter
 
 
 def as_json(value):
@@ -249,16 +266,20 @@ class RunFolder:
         self.began = time.time()
         asked = as_json(settings or dataclasses.asdict(cfg))
         self.record = {"program": cfg.program, "action": action, "settings": {**asked},
-                       "asked": asked, "argv": sys.argv, "processes": ranks.size,
+                       "asked": asked, "dry_run": cfg.dry_run, "argv": sys.argv,
+                       "processes": ranks.size,
                        **environment(), **extra}
+        self.compared = asked.keys() - (NOT_COMPARED - {*getattr(cfg, "compared", ())})
+        writer = tensorboard_writer() if asked.get("tensorboard") else None
         self.new = on_main(ranks, self._open, cfg, reads or {})
         ranks.cleanup.push(self._discard)
+        self.board = writer(self.folder / "tensorboard") if writer and ranks.main else None
 
     def _content(self):
         """Names in the folder that show that a run has begun."""
         files = {*filter(Path.is_file, self.folder.rglob("*"))} - {*partials(self.folder)}
         names = {path.relative_to(self.folder).parts[0] for path in files}
-        return names - {"config.json", "log.jsonl", LOCK}
+        return names - {"config.json", "log.jsonl", "tensorboard", LOCK}
 
     def _open(self, cfg, reads):
         """Make the folder, or open it and check that it is of the same run. Returns whether the run
@@ -271,7 +292,7 @@ class RunFolder:
                                 "other; choose another --out")
         config = self.folder / "config.json"
         old = read_json(config, dict) if config.exists() else {}
-        same = all(old.get(key) == self.record[key] for key in ("program", "action"))
+        same = all(old.get(key) == self.record[key] for key in ("program", "action", "dry_run"))
         if not same and any(each.name != LOCK for each in self.folder.glob("*")):
             raise UserError(f"{self.folder}: no run folder of {cfg.program}.py "
                             f"--{self.record['action']}; choose another --out")
@@ -285,6 +306,9 @@ class RunFolder:
         elif not new:
             self._check_same(old)
             self.record = old | {"read": old["read"] | self.record["read"]}
+            log = self.folder / "log.jsonl"
+            text = log.read_bytes() if log.exists() else b""
+            write_atomic(log, text[:text.rfind(b"\n") + 1])  # without a line that a crash tore off
             self._append({"event": "resumed", "time": time.time(), "processes": self.ranks.size,
                           **environment()})
         for left in partials(self.folder):
@@ -301,7 +325,7 @@ class RunFolder:
                             "can continue it; choose another --out (--restart would delete this "
                             "run)")
         differ = [f"{name} ({before[name]} there, {value} here)" for name, value in asked.items()
-                  if name not in NOT_COMPARED and before[name] != value]
+                  if name in self.compared and before[name] != value]
         differ += [f"the files of --{flag} have changed"
                    for flag, now in self.record["read"].items()
                    if old["read"].get(flag, now) != now]
@@ -329,9 +353,15 @@ class RunFolder:
         self.new = False
         if self.ranks.main or every_rank:
             held_out = {f"dev_{name}": value for name, value in (dev or {}).items()}
-            memory = round(peak_memory(self.ranks.device))
-            self._append({"phase": phase, "step": step, **values, **held_out, "memory_mb": memory,
-                          "seconds": round(time.time() - self.began, 3)})
+            values |= {**held_out, "memory_mb": round(peak_memory(self.ranks.device)),
+                       "seconds": round(time.time() - self.began, 3)}
+            self._append({"phase": phase, "step": step, **values})
+        if self.board:
+            prefix = f"{phase}/{values.get('job', '')}".rstrip("/")
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self.board.add_scalar(f"{prefix}/{name}", value, step)
+            self.board.flush()
 
     def save_settings(self, cfg):
         """Write to config.json what the settings stand for, now that the data are open; what was
@@ -491,6 +521,8 @@ def read_init(cfg, names, also=()):
     take_settings(cfg, record["settings"], folder, names[action], also)
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
     path, state = newest(folder / "checkpoint.pt")
+    if not (folder / "done.json").exists():
+        warnings.warn(f"{folder}: not finished; its newest checkpoint is used")
     if not path:
         raise UserError(f"{folder}: no checkpoint.pt; of a fine-tuning name one of its models, "
                         f"{folder}/TASK; else let the run save first")

@@ -339,6 +339,7 @@ def peak_memory(device):
 
 
 GRACE = 10  # seconds after SIGTERM in which a loop may save
+_step_seconds = 0.0  # between the last two meetings of Pace: a long step
 _stop_requested = False
 _saving = False
 
@@ -347,7 +348,7 @@ def _note_sigterm(signum, frame):
     global _stop_requested
     _stop_requested = True
     signal.signal(signal.SIGALRM, _stop_here)
-    signal.setitimer(signal.ITIMER_REAL, GRACE)
+    signal.setitimer(signal.ITIMER_REAL, max(GRACE, 2 * _step_seconds))
 
 
 def _stop_here(signum, frame):
@@ -401,10 +402,12 @@ class Pace:
         self.left = 1  # until the next one
 
     def __call__(self):
+        global _step_seconds
         self.left -= 1
         if self.left:
             return False, False, False
         now = time.monotonic()
+        _step_seconds = now - self.met
         save = now - self.saved >= self.save_seconds
         log = now - self.logged >= 60
         a_second = int(self.steps / max(now - self.met, 1e-6))

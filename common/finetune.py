@@ -344,12 +344,15 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
             group["lr"] = rate(step)
         seed_everything(*key, step)
         loss = backward(model, batch, accumulate, cfg, device)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
         state["step"] = done = step + 1
         stop, save, due = pace()
         dev = {}
+        if (done in log_at or due) and not math.isfinite(norm):
+            state["diverged"] = f"{task.name}: gradient norm {norm:.4g}, step {done}"
+            break
         if done in evaluate_at:
             try:
                 score = task.score("dev", predict(model, task, "dev", cfg, device))["main"]

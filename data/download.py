@@ -1,11 +1,12 @@
 """The official GLUE, SQuAD, RACE and CIFAR-10, fetched and checked.
 
-TABLE has the SHA-256 that each file must have; a file with another is deleted. A set appears under
-its name only when it is complete. Until then the same command keeps the files that are complete.
+TABLE has the SHA-256 that each file must have. A set appears under its name only when it is
+complete. The same command fetches only files that are missing.
 
-    DIR/archives/...                 fetched files, until their set is complete
+    DIR/archives/NAME                fetched files
     DIR/glue, squad, race, cifar10   the official layouts
 """
+import hashlib
 import shutil
 import socket
 import sys
@@ -54,6 +55,9 @@ def fetch(url, digest, folder):
         except (OSError, RuntimeError) as error:  # RuntimeError: another digest
             raise UserError(f"{url}: {error}; check the network and run the same command again"
                             ) from None
+    if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        raise UserError(f"{path}: its SHA-256 is not {digest}; move it away and run the same "
+                        "command again")
     return path
 
 
@@ -78,14 +82,14 @@ def download(name, folder, table=TABLE):
     archives = Path(folder) / "archives" / name
     if target.exists():
         return target
-    made = archives / "made"
-    shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
-    made.mkdir(parents=True)
+    archives.mkdir(parents=True, exist_ok=True)
     socket.setdefaulttimeout(60)  # seconds without a byte
     address, lines = table[name]
-    for line in lines.strip().splitlines():
-        file, digest, place = [*line.split(), ""][:3]
-        put(fetch(address + file, digest, archives), made / place)
-    made.rename(target)
-    shutil.rmtree(archives)
+    with tempfile.TemporaryDirectory(dir=archives) as scratch:
+        made = Path(scratch, name)
+        made.mkdir()
+        for line in lines.strip().splitlines():
+            file, digest, place = [*line.split(), ""][:3]
+            put(fetch(address + file, digest, archives), made / place)
+        made.rename(target)
     return target

@@ -375,8 +375,11 @@ def read_model(path, cfg, arch="", first="model"):
     folder = model_folder(path, first)
     config = read_json(folder / "config.json", dict)
     if "model_type" in config:
-        shape = bert_sizes(folder, config)
-        return folder, "-".join(map(str, shape)), read_bert(folder, shape[3])
+        try:
+            shape = bert_sizes(folder, config)
+            return folder, "-".join(map(str, shape)), read_bert(folder, shape[3])
+        except KeyError as error:
+            raise UserError(f"{folder}: {error} is missing; this is no whole BERT") from None
     own = dataclasses.replace(cfg, init=str(folder))  # read_init sets its arch to the model's
     actions = dict.fromkeys(("search", "superplm", "further_train", "finetune"), ("arch",))
     weights = read_init(own, actions)["model"]
