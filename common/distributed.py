@@ -339,7 +339,7 @@ def peak_memory(device):
 
 
 GRACE = 10  # seconds after SIGTERM in which a loop may save
-_step_seconds = 0.0  # between the last two meetings of Pace: a long step
+_step_seconds = 0.0  # of a loop's last step
 _stop_requested = False
 _saving = False
 
@@ -375,13 +375,15 @@ def stop_requested():
     return _stop_requested
 
 
-def agree(ranks, *values):
-    """(whether SIGTERM has reached any rank, rank 0's values), the same on every rank."""
-    answers = gather(ranks, (_stop_requested, *values))
-    stop = any(requested for requested, *_ in answers)
-    if stop:
+def agree(ranks, *flags):
+    """[whether SIGTERM has reached any rank, whether each flag is True on any rank], the same on
+    every rank."""
+    flags = torch.tensor([_stop_requested, *flags], dtype=torch.uint8)
+    if ranks.size > 1:
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+    if flags[0]:
         signal.setitimer(signal.ITIMER_REAL, 0)  # the loop ends by itself, when it has saved
-    return stop, *answers[0][1:]
+    return flags.bool().tolist()
 
 
 def stopping(ranks):
@@ -392,29 +394,21 @@ def stopping(ranks):
 
 class Pace:
     """When a loop logs, saves and stops, by the clock of rank 0: a call in each step returns (stop,
-    save, log), the same on every rank. The ranks meet about once a second to agree on it."""
+    save, log), the same on every rank."""
 
     def __init__(self, ranks, save_minutes=0):
         self.ranks = ranks
         self.save_seconds = 60 * save_minutes or math.inf
-        self.saved = self.logged = self.met = time.monotonic()
-        self.steps = 1  # between two meetings
-        self.left = 1  # until the next one
+        self.saved = self.logged = self.called = time.monotonic()
 
     def __call__(self):
         global _step_seconds
-        self.left -= 1
-        if self.left:
-            return False, False, False
         now = time.monotonic()
-        _step_seconds = now - self.met
-        save = now - self.saved >= self.save_seconds
-        log = now - self.logged >= 60
-        a_second = int(self.steps / max(now - self.met, 1e-6))
-        steps = max(1, min(2 * self.steps, a_second))
-        stop, save, log, self.steps = agree(self.ranks, save, log, steps)
-        self.left = self.steps
-        self.met = now
+        _step_seconds = now - self.called
+        self.called = now
+        save = self.ranks.main and now - self.saved >= self.save_seconds
+        log = self.ranks.main and now - self.logged >= 60
+        stop, save, log = agree(self.ranks, save, log)
         if save:
             self.saved = now
         if log:
