@@ -1416,7 +1416,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         micro_batch_range, on_main, per_second, prefetch, print0, print_device_use, progress,
         seed_everything, set_accumulate, stopping, training_cost)
     from data.cifar10 import Pictures
-    from data.inputs import keep_vocabulary, open_run
+    from data.inputs import open_run
     from data.translation import Translations, corpus_bleu
 else:
     UserError = ValueError
@@ -1432,7 +1432,7 @@ def open_data(cfg, action, ranks):
     reader = Pictures if cfg.task == "cifar10" else Translations
     data = reader(cfg, ranks, run.folder, action != "evaluate")
     if cfg.task == "wmt14":
-        on_main(ranks, keep_vocabulary, run, data.tokenizer)
+        on_main(ranks, data.tokenizer.save, run.folder)
     if action == "search" and not data.set_aside:
         raise UserError("--held_out: a search needs examples for its losses")
     run.save_settings(cfg)

@@ -167,24 +167,19 @@ def newest(path):
     return None, None
 
 
-def fingerprint(path, part=1 << 20):
-    """A hash of a file's size and content: of up to 32 MB all, of a larger file 32 parts at even
-    distances. It is the same for a copy."""
-    size = os.path.getsize(path)
-    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
-    with open(path, "rb") as file:
-        for start in range(0, size, max(part, size // 32)):
-            file.seek(start)
-            digest.update(file.read(part))
+def fingerprints(paths, part=1 << 20):
+    """A hash of the names, sizes and contents of files, and of the files in folders; of a file
+    above 32 MB of 32 parts at even distances."""
+    digest = hashlib.sha256()
+    for file in [file for path in map(Path, paths) for file in (path, *sorted(path.rglob("*")))]:
+        if file.is_file():
+            size = file.stat().st_size
+            digest.update(f"{file} {size}".encode())
+            with open(file, "rb") as content:
+                for start in range(0, size, max(part, size // 32)):
+                    content.seek(start)
+                    digest.update(content.read(part))
     return digest.hexdigest()
-
-
-def fingerprints(paths):
-    """One hash of the names and the fingerprints of files, and of the files in folders."""
-    files = [file for path in map(Path, paths)
-             for file in (path, *sorted(path.rglob("*"))) if file.is_file()]
-    prints = [f"{file} {fingerprint(file)}" for file in files]
-    return hashlib.sha256("\n".join(prints).encode()).hexdigest()
 
 
 _locks = {}  # {path: open file} of this process

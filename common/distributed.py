@@ -243,13 +243,8 @@ def move(model, device):
 
 
 def to_host(tensors):
-    """Copies of {name: tensor} on the CPU. The host waits for a GPU once, and not for each of
-    them."""
-    copies = {name: value.detach().to("cpu", copy=True, non_blocking=True)
-              for name, value in tensors.items()}
-    if any(value.is_cuda for value in tensors.values()):
-        torch.cuda.current_stream().synchronize()
-    return copies
+    """Copies of {name: tensor} on the CPU."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
 
 
 def seed_of(*key):

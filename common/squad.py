@@ -208,31 +208,30 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
 # Answers
 
 
-def extract(features, start_logits, end_logits, n_best=N_BEST, max_answer=MAX_ANSWER):
+def extract(features, start_logits, end_logits):
     """Answers from start and end logits (W, T) (arrays or CPU tensors, T >= the longest input).
 
-    As in the official script of BERT, the n_best best starts of each window are combined with its
-    n_best best ends, and illegal spans dropped. The odds of "no answer" are BERT's: the smallest
+    As in the official script of BERT, the N_BEST best starts of each window are combined with its
+    N_BEST best ends, and illegal spans dropped. The odds of "no answer" are BERT's: the smallest
     start + end logit at [CLS] of the question's windows, minus the best span's score. Returns
     Predictions as `rank` does.
     """
     start_logits = torch.as_tensor(start_logits, dtype=torch.float64)
     end_logits = torch.as_tensor(end_logits, dtype=torch.float64)
     null = start_logits[:, 0].float() + end_logits[:, 0].float()
-    kept = min(n_best, start_logits.shape[1])
+    kept = min(N_BEST, start_logits.shape[1])
     start_scores, starts = start_logits.topk(kept)
     end_scores, ends = end_logits.topk(kept)
     scores = start_scores.repeat_interleave(kept, 1) + end_scores.repeat(1, kept)  # (W, kept ** 2)
     return rank(features, starts.repeat_interleave(kept, 1), ends.repeat(1, kept), scores, null,
-                True, n_best, max_answer)
+                relative=True)
 
 
-def rank(features, starts, ends, scores, null, relative=False, n_best=N_BEST,
-         max_answer=MAX_ANSWER):
+def rank(features, starts, ends, scores, null, relative=False):
     """Answers from K candidate spans of each window, also of a beam (XLNet's and ALBERT's 5 x 5).
 
     starts, ends: (W, K) positions in the window's input; spans outside the paragraph, with a start
-    that the window does not own, or longer than max_answer tokens are dropped. scores: (W, K).
+    that the window does not own, or longer than MAX_ANSWER tokens are dropped. scores: (W, K).
     null: (W,) the score of "no answer", of which a question's smallest counts; relative: minus the
     best span's score. Returns Predictions: texts {id: the best answer}, nbest {id: list of {"text",
     "score", "probability"}}, null_odds {id: float}.
@@ -244,7 +243,7 @@ def rank(features, starts, ends, scores, null, relative=False, n_best=N_BEST,
     ends = np.asarray(ends) - features.offsets[:, None]
     length, own, own_end = features.windows[:, 3:].T[..., None]  # (W, 1)
     legal = (own <= starts) & (starts < own_end) & (starts <= ends)
-    legal &= ends < np.minimum(length, starts + max_answer)
+    legal &= ends < np.minimum(length, starts + MAX_ANSWER)
     places = np.nonzero(legal)
     columns = (places[0], starts[places], ends[places], np.asarray(scores)[places])
     for window, start, end, score in zip(*map(np.ndarray.tolist, columns)):
@@ -253,19 +252,19 @@ def rank(features, starts, ends, scores, null, relative=False, n_best=N_BEST,
         spans[number].append((score, char_starts[first + int(start)], char_ends[first + int(end)]))
     result = Predictions({}, {}, {})
     for question, own_spans, odds in zip(features.questions, spans, lowest.tolist()):
-        best = distinct(question.context, own_spans, n_best)
+        best = distinct(question.context, own_spans)
         result.texts[question.id] = best[0]["text"]
         result.nbest[question.id] = best
         result.null_odds[question.id] = odds - relative * best[0]["score"]
     return result
 
 
-def distinct(context, spans, n_best):
-    """The n_best best different texts of spans (score, start, end), and their probabilities."""
+def distinct(context, spans):
+    """The N_BEST best different texts of spans (score, start, end), and their probabilities."""
     texts = {}
     for score, start, end in sorted(spans, key=lambda span: -span[0]):
         texts.setdefault(context[start:end].strip(), score)
-        if len(texts) == n_best:
+        if len(texts) == N_BEST:
             break
     texts = texts or {"": -1e30}  # no legal span: an empty answer with the lowest score
     scores = np.array(list(texts.values()))
@@ -289,23 +288,18 @@ def question_scores(question, prediction, version):
     return exact, f1
 
 
-def best_threshold(values, odds, answerable, texts, official=True):
-    """The best mean score, and the threshold that gives it: answers with larger odds are withdrawn.
+def best_threshold(f1, odds, answerable, texts):
+    """The threshold with the best mean F1: answers with larger odds are withdrawn.
 
-    values: (n,) score of each answer if given. answerable: (n,) bool. texts: the answers. The
-    official script calls the threshold that withdraws all answers 0.0, though odds may be negative,
-    and separates answers of equal odds. With official=False the threshold gives its score.
+    f1: (n,) of each answer if given. answerable: (n,) bool. texts: the answers.
     """
     order = np.argsort(odds, kind="stable")
     ranked = odds[order]
-    gain = np.where(answerable, values, [-1.0 * bool(text) for text in texts])[order]
-    totals = np.concatenate([[0.0], np.cumsum(gain)]) + np.sum(~answerable)  # by answers kept
-    below_all = 0.0
-    if not official:
-        totals[1:-1][ranked[1:] == ranked[:-1]] = -np.inf
-        below_all = np.nextafter(ranked[0], -np.inf)
+    gain = np.where(answerable, f1, [-1.0 * bool(text) for text in texts])[order]
+    totals = np.concatenate([[0.0], np.cumsum(gain)])  # by answers kept
+    totals[1:-1][ranked[1:] == ranked[:-1]] = -np.inf  # no threshold separates equal odds
     best = int(np.argmax(totals))
-    return totals[best] / len(values), float(ranked[best - 1] if best else below_all)
+    return float(ranked[best - 1] if best else np.nextafter(ranked[0], -np.inf))
 
 
 def evaluate(questions, predictions, null_odds=None, threshold=0.0):
@@ -313,9 +307,7 @@ def evaluate(questions, predictions, null_odds=None, threshold=0.0):
 
     predictions: {id: text}. null_odds: {id: odds of "no answer"}: answers with odds above the
     threshold are withdrawn; None: the threshold that gives the best F1 on these questions. Returns
-    exact and f1, and with null_odds and unanswerable questions (2.0) the threshold, best_exact,
-    best_exact_thresh, best_f1 and best_f1_thresh: what the official script gives (see
-    best_threshold).
+    exact and f1, and with null_odds and unanswerable questions (2.0) the threshold.
     """
     answerable = np.array([not question.impossible for question in questions])
     version = 1 if answerable.all() else 2
@@ -326,11 +318,8 @@ def evaluate(questions, predictions, null_odds=None, threshold=0.0):
     if version == 2 and null_odds is not None:
         odds = np.array([null_odds[question.id] for question in questions])
         if threshold is None:
-            threshold = best_threshold(scores[:, 1], odds, answerable, texts, official=False)[1]
+            threshold = best_threshold(scores[:, 1], odds, answerable, texts)
         result["threshold"] = threshold
-        for name, values in zip(("exact", "f1"), scores.T):
-            value, where = best_threshold(values, odds, answerable, texts)
-            result |= {f"best_{name}": float(value), f"best_{name}_thresh": where}
         scores = np.where((odds > threshold)[:, None], ~answerable[:, None], scores)
     exact, f1 = scores.mean(axis=0).tolist()
     return {"exact": exact, "f1": f1, **result}

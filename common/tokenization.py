@@ -13,7 +13,6 @@ Hugging Face's tokenizers, neither reads "[MASK]" or "<unk>" in a text as a spec
 """
 import functools
 import hashlib
-import json
 import re
 import unicodedata
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 import sentencepiece
 
 from common.cli import UserError
-from common.checkpoint import read_json, read_text, write_atomic
+from common.checkpoint import read_json, read_text, write_atomic, write_json
 
 SPECIALS = {
     "pad": ("<pad>", "[PAD]"),
@@ -116,7 +115,7 @@ class Tokenizer:
         write_atomic(target, self.path.read_bytes())
         settings = target.with_name(SETTINGS)
         if not self.lower and not settings.exists():
-            write_atomic(settings, json.dumps({"do_lower_case": False}))
+            write_json(settings, {"do_lower_case": False})
         return target
 
 

@@ -33,7 +33,7 @@ import torch
 from common import glue
 from common.cli import UserError
 from common.checkpoint import (
-    atomic, existing, finite, load_file, read_init, read_json, take_over, write_atomic)
+    atomic, existing, finite, load_file, read_init, read_json, take_over, write_atomic, write_json)
 
 EPSILON = 1e-12  # of all LayerNorms
 MOST_LAYERS = 100
@@ -96,7 +96,7 @@ def write_folder(folder, weights, config, tokenizer):
         raise UserError(f"--export {folder}: not empty; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / "model.safetensors", weights)
-    write_atomic(folder / "config.json", json.dumps(config, indent=2))
+    write_json(folder / "config.json", config)
     tokenizer.save(folder)
     write_tokenizer(folder, tokenizer, config["max_position_embeddings"])
 
@@ -111,7 +111,7 @@ def write_tokenizer(folder, tokenizer, longest):
         "model_max_length": longest,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
-    write_atomic(Path(folder) / "tokenizer_config.json", json.dumps(config, indent=2))
+    write_json(Path(folder) / "tokenizer_config.json", config)
 
 
 def names_of(table, count):
@@ -378,8 +378,8 @@ def read_model(path, cfg, arch="", first="model"):
         try:
             shape = bert_sizes(folder, config)
             return folder, "-".join(map(str, shape)), read_bert(folder, shape[3])
-        except KeyError as error:
-            raise UserError(f"{folder}: {error} is missing; this is no whole BERT") from None
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{folder}: no whole BERT that runs here: {error}") from None
     own = dataclasses.replace(cfg, init=str(folder))  # read_init sets its arch to the model's
     actions = dict.fromkeys(("search", "superplm", "further_train", "finetune"), ("arch",))
     weights = read_init(own, actions)["model"]
@@ -400,15 +400,12 @@ def fill(model, weights, folder):
 
 
 def bert_sizes(folder, config):
-    """(layers, hidden, ffn, heads, qkv) of a config.json; UserError where it needs what does not
-    run here."""
+    """(layers, hidden, ffn, heads, qkv) of a config.json. Raises UserError, ValueError or KeyError
+    where it needs what does not run here."""
     if config["model_type"] not in ("bert", "electra", "autotinybert"):
         raise UserError(f"{folder}: model_type is {config['model_type']}; only bert and electra "
                         "can be read")
-    try:
-        check_config(config, BERT_REQUIRED)
-    except ValueError as error:
-        raise UserError(f"{folder}: {error}") from None
+    check_config(config, BERT_REQUIRED)
     return tuple({"qkv_size": config["hidden_size"], **config}[name] for name in SIZES)
 
 

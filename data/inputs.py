@@ -70,7 +70,7 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
         cfg.vocab_size = size
         if getattr(cfg, "init", ""):
             on_main(ranks, check_vocabulary, Path(cfg.init), data.tokenizer)
-        on_main(ranks, keep_vocabulary, run, data.tokenizer)
+        on_main(ranks, data.tokenizer.save, run.folder)  # where --init looks for it
     return run, data
 
 
@@ -177,11 +177,6 @@ def open_text(cfg, ranks, folder):
     if tokenizer.mask_id is None:
         raise UserError(f"{tokenizer.path}: lacks [MASK], which pre-training needs; use another")
     return tokenizer, *Corpus(target, tokenizer).split(cfg.held_out)
-
-
-def keep_vocabulary(run, tokenizer):
-    """Copy the tokenizer's file into the run folder, where --init looks for it."""
-    tokenizer.save(run.folder)
 
 
 def check_vocabulary(folder, tokenizer):

@@ -22,6 +22,11 @@ class Config:
     kind: Literal["one", "two"] = "one"  # of two
     tuned: float | None = None  # a rate, if given
     fast: bool = False  # a switch
+    # training
+    clip: float = 1.0  # largest norm
+    # D1: two lines,
+    # of a departure
+    rate: float = 0.0  # of something
     given = frozenset()
 
 
@@ -55,6 +60,14 @@ def test_a_dry_run_overrides_the_preset_and_stays_out_of_the_folder_of_the_real_
     config = parse("--tune a --out runs/one/ --batch 7 --dry_run")[2]
     assert (config.batch, config.lr, config.out, config.restart) == (7, 0.5, "runs/one-dry", True)
     assert parse("--tune a --dry_run")[2].batch == 2
+
+
+def test_the_help_has_groups_and_the_settings_of_the_preset(capsys):
+    with pytest.raises(SystemExit):
+        parse("--preset base --help")
+    assert "default: 0.001" in capsys.readouterr().out
+    groups = cli.field_groups(Config)
+    assert [groups[name] for name in ("batch", "clip", "rate")] == ["run", *["training"] * 2]
 
 
 @pytest.mark.parametrize("text, words", [

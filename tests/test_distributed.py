@@ -11,7 +11,7 @@ import torch
 from small_runs import write
 
 from common.cli import Stop, UserError
-from common.checkpoint import Checkpoint, RunFolder, share_out
+from common.checkpoint import Checkpoint, RunFolder, read_jsonl, share_out
 from common.distributed import Pace, Ranks, launch, prefetch
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -25,6 +25,8 @@ class Config:
     widths: tuple = ()
     device: str = "cpu"
     dry_run: bool = False
+    save_every: int = 1
+    tensorboard: bool = False
     program = "albert"
 
 
@@ -32,20 +34,33 @@ def open_run(folder, action="search", reads=None, **settings):
     return RunFolder(Config(str(folder), **settings), action, ALONE, reads=reads)
 
 
-def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path):
+def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path, monkeypatch):
     run = open_run(tmp_path, widths=(1, 2))
     checkpoint = write(tmp_path / "checkpoint.pt", "")
     run.log("train", 1, loss=2.0)
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write('{"phase": "train", "st')  # torn by a crash
-    open_run(tmp_path, widths=(1, 2), device="cuda")
-    assert '"event": "resumed"' in (tmp_path / "log.jsonl").read_text()
-    with pytest.raises(UserError, match=r"lr \(1.0 there, 2.0 here\)"):
-        open_run(tmp_path, lr=2.0, widths=(1, 2))
+    open_run(tmp_path, widths=(1, 2), device="cuda", save_every=7)
+    lines = read_jsonl(tmp_path / "log.jsonl")
+    assert [line.get("event") for line in lines] == [None, "resumed"]
+    monkeypatch.setattr(Config, "compared", ("save_every",), raising=False)
+    with pytest.raises(UserError, match=r"lr \(1.0 there, 2.0 here\); save_every \(1"):
+        open_run(tmp_path, lr=2.0, widths=(1, 2), save_every=7)
+    with pytest.raises(UserError, match="no run folder"):  # --dry_run would delete a real run
+        open_run(tmp_path, widths=(1, 2), dry_run=True, restart=True)
     with pytest.raises(UserError, match="no run folder of albert.py --train"):
         open_run(tmp_path, "train", widths=(1, 2))
     open_run(tmp_path, restart=True, lr=2.0)
     assert not checkpoint.exists()
+
+
+def test_tensorboard_has_the_numbers_of_the_log(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = open_run(tmp_path, tensorboard=True)
+    run.log("finetune", 7, job="CoLA-1", loss=0.5, dev={"score": 0.25})
+    accumulator = events.EventAccumulator(str(tmp_path / "tensorboard"))
+    scalars = accumulator.Reload().Scalars("finetune/CoLA-1/dev_score")
+    assert [(scalar.step, scalar.value) for scalar in scalars] == [(7, 0.25)]
 
 
 def test_data_that_change_are_refused_in_every_phase(tmp_path):

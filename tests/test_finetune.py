@@ -1,14 +1,14 @@
 """common/finetune.py: tasks, training, jobs, medians."""
 import dataclasses
 import json
-from types import SimpleNamespace
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from common.distributed import Ranks
-from common.finetune import Recipe, open_task, predict, run_jobs, summarise
+from common.finetune import Recipe, fine_tune, open_task, predict, run_jobs, summarise
 from common.tokenization import load_tokenizer
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -26,6 +26,8 @@ RECIPES = {
 
 @dataclasses.dataclass
 class Config:
+    dtype: str = "float32"
+    save_minutes: float = 0
     glue: str = ""
     squad: str = ""
     train_examples: int = 40
@@ -41,11 +43,7 @@ def tokenizer(ready):
 
 @pytest.fixture(scope="module")
 def tasks(demo, tokenizer):
-    config = Config(
-        glue=str(demo["glue"]),
-        squad=str(demo["squad"]),
-        dry_run=True
-    )
+    config = Config(glue=str(demo["glue"]), squad=str(demo["squad"]), dry_run=True)
     return {name: open_task(name, config, tokenizer, RECIPES) for name in RECIPES}
 
 
@@ -83,8 +81,7 @@ class Perfect(torch.nn.Module):
 def test_true_answers_score_one(tasks, name, tmp_path):
     """A perfect model's outputs are collected in the file's order and score 1 by every metric."""
     task = tasks[name]
-    config = SimpleNamespace(dtype="float32")
-    outputs = predict(Perfect(task), task, "dev", config, torch.device("cpu"))
+    outputs = predict(Perfect(task), task, "dev", Config(), ALONE.device)
     scores = task.score("dev", outputs)
     assert len(outputs) == len(task.splits["dev"])
     assert {*task.metrics} <= scores.keys()
@@ -102,6 +99,17 @@ def test_the_majority_baseline(tasks):
     assert tasks["CoLA"].majority_baseline == 0
     impossible = [question.impossible for question in tasks["SQuAD2.0"].examples["dev"]]
     assert tasks["SQuAD2.0"].majority_baseline == pytest.approx(np.mean(impossible))
+
+
+def test_a_gradient_that_is_nan_ends_a_fine_tuning_where_it_logs(tasks):
+    """Before the next evaluation."""
+    model = torch.nn.Linear(1, 1)
+    model.loss = lambda batch: model.weight.sum() * math.nan
+    task = tasks["RTE"]
+    optimizer = torch.optim.SGD(model.parameters())
+    state = fine_tune(model, task, optimizer, lambda step: 1.0, Config(), ALONE.device, (0,))
+    assert "gradient norm nan" in state["diverged"]
+    assert state["step"] == min(task.evaluation_steps()) < task.steps
 
 
 def job(name, task, score):

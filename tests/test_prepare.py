@@ -42,6 +42,7 @@ def test_a_set_is_made_once_of_files_and_archives_without_their_top_folder(tmp_p
     table = {"glue": (f"file://{there}/", lines)}
     folder = download.download("glue", tmp_path, table)
     assert files_of(folder) == {"diagnostic/diagnostic.tsv", "binary/test_batch.bin"}
+    assert (tmp_path / "archives/glue/AX.tsv").read_bytes() == b"index"  # it may be the user's
     shutil.rmtree(there)
     assert download.download("glue", tmp_path, table) == folder
 
@@ -57,6 +58,9 @@ def test_complete_files_are_kept_when_another_cannot_be_fetched(wrong, tmp_path)
     (there / "a.json").unlink()  # it is not fetched again
     folder = download.download("squad", tmp_path, {"squad": (f"file://{there}/", both)})
     assert files_of(folder) == {"a.json", "b.json"}
+    write(tmp_path / "archives/race/a.json", b"other")
+    with pytest.raises(UserError, match="a.json: its SHA-256"):
+        download.download("race", tmp_path, {"race": (f"file://{there}/", good)})
 
 
 @pytest.mark.parametrize("member", ["../a", "top/../../a", "/a"])

@@ -98,12 +98,12 @@ def test_perfect_logits_give_perfect_scores(tokenizer, questions):
     logits = np.full((2, len(features), 512), -10.0)
     for side in (0, 1):
         logits[side, np.arange(len(features)), features.targets[:, side]] = 10
-    predictions = squad.extract(features, *logits, max_answer=40)
+    predictions = squad.extract(features, *logits)
     result = squad.evaluate(questions, predictions.texts, predictions.null_odds)
-    assert result["exact"] == result["best_exact"] == 1.0
+    assert result["exact"] == 1.0
 
 
-def brute_force(features, start, end, number, max_answer):
+def brute_force(features, start, end, number):
     """[(text, score)] of all spans of a question, the best first."""
     spans = {}
     context = features.questions[number].context
@@ -111,20 +111,22 @@ def brute_force(features, start, end, number, max_answer):
         _, char_starts, char_ends = features.contexts[paragraph]
         offset = features.offsets[w]
         for i in range(own, own_end) if question == number else ():
-            for j in range(i, min(i + max_answer, length)):
+            for j in range(i, min(i + squad.MAX_ANSWER, length)):
                 text = context[char_starts[first + i]:char_ends[first + j]].strip()
                 score = float(start[w, offset + i]) + float(end[w, offset + j])
                 spans[text] = max(score, spans.get(text, score))
     return sorted(spans.items(), key=lambda span: -span[1])
 
 
-def test_extract_returns_the_best_of_all_spans(tokenizer, questions):
+def test_extract_returns_the_best_of_all_spans(tokenizer, questions, monkeypatch):
+    monkeypatch.setattr(squad, "N_BEST", 48)
+    monkeypatch.setattr(squad, "MAX_ANSWER", 9)
     features = squad.features(questions, tokenizer, max_length=48, doc_stride=16)
     logits = np.random.default_rng(0).normal(size=(2, len(features), 48))
     start, end = logits.astype(np.float32)
-    predictions = squad.extract(features, start, end, n_best=48, max_answer=9)
+    predictions = squad.extract(features, start, end)
     for number, question in enumerate(questions):
-        expected = brute_force(features, start, end, number, 9)
+        expected = brute_force(features, start, end, number)
         best = predictions.nbest[question.id]
         assert predictions.texts[question.id] == expected[0][0]
         assert [entry["text"] for entry in best] == [text for text, _ in expected[:48]]
@@ -154,41 +156,25 @@ def test_evaluate_version_1():
     assert result == {"exact": 0.5, "f1": pytest.approx((1 + 2 / 3 + 2 / 3 + 0) / 4)}
 
 
-def test_evaluate_version_2_and_its_threshold():
-    """q2 and q5 are withdrawn at 0. The answer "the" is empty after normalisation. All withdrawn: 2
-    right; by odds come q0 +1, q4 0, q3 +2/3 (exact 0), q5 +1, q2 -1, q1 0."""
+def test_evaluate_version_2():
+    """q2 and q5 are withdrawn at 0. The answer "the" is empty after normalisation."""
     questions = questions_with(("cat",), ("dog",), (), ("red fox",), (), ("the",))
     predictions = by_id("cat", "cow", "x", "fox", "", "an")
-    result = squad.evaluate(
-        questions,
-        predictions,
-        by_id(-3.0, 2.0, 1.0, -1.0, -2.0, 0.5)
-    )
-    expected = {
-        "exact": 3 / 6,
-        "f1": (3 + 2 / 3) / 6,
-        "best_exact": 4 / 6,
-        "best_f1": (4 + 2 / 3) / 6,
-        "best_exact_thresh": 0.5,
-        "best_f1_thresh": 0.5,
-    }
-    assert {name: result[name] for name in expected} == pytest.approx(expected)
+    odds = by_id(-3.0, 2.0, 1.0, -1.0, -2.0, 0.5)
+    result = squad.evaluate(questions, predictions, odds)
+    assert result == {"exact": 3 / 6, "f1": pytest.approx((3 + 2 / 3) / 6), "threshold": 0.0}
+    # by odds come q0 +1, q4 0, q3 +2/3 (exact 0), q5 +1, q2 -1, q1 0
+    assert squad.evaluate(questions, predictions, odds, None)["threshold"] == 0.5
 
 
 def test_the_main_score_is_the_score_of_the_written_answers(tmp_path):
-    """Here the official search for a threshold finds 1, which no threshold gives: the odds of two
-    questions are equal."""
-    predictions = squad.Predictions(
-        by_id("cat", "x", "y"),
-        {},
-        by_id(1.0, 1.0, 3.0)
-    )
+    """The odds of two questions are equal: no threshold separates them."""
+    predictions = squad.Predictions(by_id("cat", "x", "y"), {}, by_id(1.0, 1.0, 3.0))
     task = object.__new__(SquadTask)
     task.name = "SQuAD2.0"
     task.examples = {"dev": questions_with(("cat",), (), ())}
     task.threshold = None
     scores = task.score("dev", predictions)
-    assert scores["best_f1"] == 1
     task.write("dev", predictions, tmp_path)
     written = json.loads((tmp_path / "predictions.json").read_text())
     score = squad.evaluate(task.examples["dev"], written)["f1"]
