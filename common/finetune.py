@@ -388,9 +388,10 @@ def finetune_job(model, task, optimizer, rate, cfg, device, key, folder, run, ac
     if state["best"]:
         model.load_state_dict(send(state["best"], device))
     try:
-        outputs = {name: predict(model, task, name, cfg, device) for name in task.splits
-                   if name != "train"}
-        metrics = write_outputs(task, outputs, folder)
+        if state["best"] or not state["diverged"]:
+            outputs = {name: predict(model, task, name, cfg, device) for name in task.splits
+                       if name != "train"}
+            metrics = write_outputs(task, outputs, folder)
     except Diverged as error:
         state["diverged"] = str(error)
     checkpoint.remove()

@@ -72,8 +72,8 @@ def load(path, with_answers=True):
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{place}: not in the official layout ({type(error).__name__}: {error}); "
                         "take the official SQuAD file") from None
-    if not questions:
-        raise UserError(f"{path}: no questions; take the official SQuAD file")
+    if not questions or len({question.id for question in questions}) < len(questions):
+        raise UserError(f"{path}: no questions, or two with one id; take the official SQuAD file")
     return questions
 
 

@@ -131,7 +131,7 @@ TABLE = [
     (INIT, "pytorch_model.bin",
      copy("hf", drop("model.safetensors"), put("pytorch_model.bin", BOMB))),
     ("autotinybert --finetune CoLA --glue {glue} --init {hf}", "only bert and electra"),
-    ("autotinybert --finetune CoLA --glue {glue} --init {here}/bert", "self.key.weight", half_bert),
+    ("autotinybert --finetune CoLA --glue {glue} --init {here}/bert", "layers.0.key.weight", half_bert),
     # folders
     ("albert --pretrain --corpus {corpus}", "process 7 on elsewhere", held),
     ("albert --export {here} --init {albert}", "not empty", put("mine.txt", "")),

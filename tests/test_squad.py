@@ -32,8 +32,12 @@ def questions(ready):
 def test_mistakes_name_the_file_and_the_question(change, message, tmp_path):
     question = {"id": "1", "question": "?", **change}
     content = {"data": [{"paragraphs": [{"context": "A man sat.", "qas": [question]}]}]}
+    path = write(tmp_path / "squad.json", content)
     with pytest.raises(UserError, match=f"squad.json: question 1.*{message}"):
-        squad.load(write(tmp_path / "squad.json", content))
+        squad.load(path)
+    content["data"] *= 2
+    with pytest.raises(UserError, match="two with one id"):
+        squad.load(write(path, content), with_answers=False)
 
 
 # Windows
