@@ -90,7 +90,6 @@ def encode(texts, longest):
     (10, 3, (6, 3)),
     (3, 10, (3, 6)),
     (10, 9, (5, 4)),
-    (10, 0, (10, 0)),
     (20, 0, (10, 0)),
 ])
 def test_the_longer_sequence_is_cut_at_its_end(a, b, kept):

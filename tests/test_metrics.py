@@ -34,7 +34,6 @@ def test_class_metrics_agree_with_scikit_learn(count, classes, seed, expected):
 
 
 @pytest.mark.parametrize("count, top, seed, expected", [
-    (2, 100, 1, [1.0, 1.0]),
     (50, 7, 3, [0.5875955600576713, 0.5727535893152236]),
     (1500, 30000, 7, [0.442660831929323, 0.4207757729598786]),
 ])
@@ -60,9 +59,7 @@ def test_nan_predictions_are_wrong():
 
 @pytest.mark.parametrize("prediction, answer, exact, f1", [
     ("The  Cat!", "cat", 1, 1),
-    ("the cat sat", "a cat", 0, 2 / 3),
     ("U.S.", "us", 1, 1),
-    ("well-known", "wellknown", 1, 1),
     ("cat cat", "cat", 0, 2 / 3),
     ("“cat”", "cat", 0, 0),
     ("an", "the", 1, 1),

@@ -5,7 +5,6 @@ import re
 from unittest import mock
 
 import pytest
-import sentencepiece
 from small_runs import write
 
 from common.tokenization import load_tokenizer, preprocess
@@ -113,20 +112,3 @@ def test_offsets_agree_with_encode(kinds, raw):
         assert [a for a, _ in spans] == sorted(a for a, _ in spans)
         covered = {k for a, b in spans for k in range(a, b)}
         assert all(k in covered for k, c in enumerate(raw) if c.isalnum()), spans
-
-
-def test_foreign_model_is_read_by_subword_names(text, tmp_path):
-    """Ids come from the names <pad>, [CLS], .. wherever they stand."""
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(text),
-        model_prefix=str(tmp_path / "a"),
-        vocab_size=80,
-        minloglevel=2,
-        unk_id=0,
-        bos_id=-1,
-        eos_id=-1,
-        pad_id=1,
-        control_symbols=["[MASK]", "[SEP]", "[CLS]"])
-    tokenizer = load_tokenizer(tmp_path / "a.model")
-    assert (tokenizer.unk_id, tokenizer.pad_id) == (0, 1)
-    assert (tokenizer.mask_id, tokenizer.sep_id, tokenizer.cls_id) == (2, 3, 4)
