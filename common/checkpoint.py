@@ -255,7 +255,7 @@ class RunFolder:
     commands before read nothing of the flag: a search can run one phase at a time.
     """
 
-    def __init__(self, cfg, action, ranks, settings=None, reads=None, **extra):
+    def __init__(self, cfg, action, ranks, settings=None, reads=None):
         self.folder = Path(cfg.out)
         self.ranks = ranks
         self.began = time.time()
@@ -263,7 +263,7 @@ class RunFolder:
         self.record = {"program": cfg.program, "action": action, "settings": {**asked},
                        "asked": asked, "dry_run": cfg.dry_run, "argv": sys.argv,
                        "processes": ranks.size,
-                       **environment(), **extra}
+                       **environment()}
         self.compared = asked.keys() - (NOT_COMPARED - {*getattr(cfg, "compared", ())})
         writer = tensorboard_writer() if asked.get("tensorboard") else None
         self.new = on_main(ranks, self._open, cfg, reads or {})
