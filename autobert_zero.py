@@ -122,7 +122,7 @@ class Config:
 PRESETS = {
     "demo": dict(
         vocab_size=1000,
-        tasks="QNLI",
+        tasks="RTE",
         layers=4, hidden=64, heads=4, ffn=128,
         dropout=0.0,
         init_std=0.07,
