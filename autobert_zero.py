@@ -123,7 +123,7 @@ class Config:
 PRESETS = {
     "demo": dict(
         vocab_size=1000,
-        tasks="QNLI",
+        tasks="RTE",
         layers=4, hidden=64, heads=4, ffn=128,
         dropout=0.0,
         init_std=0.07,
@@ -144,7 +144,7 @@ PRESETS = {
             finetune_epochs=1,
             finetune_length=72,
             population=8, rounds=3, parents=2, children=2,
-            finalists=2, finalist_times=20,
+            finalists=2, finalist_times=10,
             # D1: the demo shares no weights: each candidate is trained from the same start. Other
             # presets share them, as in the paper
             no_weight_sharing=True,
@@ -1225,10 +1225,10 @@ def score_task(model, task, cfg, device):
     return max(task.score("dev", predict(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
-def evaluate_all(archs, number, supernet, run, name, data, cfg):
+def evaluate_all(archs, number, supernet, run, name, data, cfg, best=1.0):
     """{id: evaluate_candidate's result} of {id: architecture}, shared out over the processes, the
-    largest network first. The folder NAME of the run keeps them, and the weights ID.pt. Prints a
-    line for each."""
+    largest network first. The folder NAME of the run keeps them, and the weights ID.pt. Prints and
+    logs a line for each; best: the score above which it is marked."""
     folder = run.folder / name
 
     def evaluate(key):
@@ -1236,10 +1236,14 @@ def evaluate_all(archs, number, supernet, run, name, data, cfg):
         return evaluate_candidate(archs[key], number, supernet, data, cfg, path)
 
     def report(key, result):
+        nonlocal best
+        mark = "*" if result["score"] > best else " "
+        best = max(best, result["score"])
         if data.tasks:  # a warm start has none
             words = result["diverged"] or task_scores(result, cfg)
-            print0(run.ranks, f"{key:>9}  {words}  {result['seconds']:.0f} s  "
+            print0(run.ranks, f"{mark} {key:>9}  {words}  {result['seconds']:.0f} s  "
                               f"{short_form(archs[key])}")
+        run.log("candidate", number, job=f"{name}/{key}", arch=arch_text(archs[key]), **result)
 
     results = share_out(
         run.ranks,
@@ -1278,13 +1282,15 @@ def search(supernet, run, data, cfg):
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet)
     history = checkpoint.restore().get("history", [])
     begin = history[-1]["round"] + 1 if history else 0
+    best = max((line["score"] for line in history), default=0.0)
     on_main(run.ranks, write_history, run, begin - 1, history)
     sizes = round_sizes(cfg)
     for number in range(begin, len(sizes)):
         name = f"round-{number}"
         proposals = propose(history, number, cfg)  # lines 1, 4 to 7
         archs = {len(history) + index: arch for index, (_, arch) in enumerate(proposals)}
-        results = evaluate_all(archs, number, supernet, run, name, data, cfg)  # lines 2, 8, 9
+        results = evaluate_all(
+            archs, number, supernet, run, name, data, cfg, best)  # lines 2, 8, 9
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
             for key, (parent, arch) in enumerate(proposals, len(history))]
@@ -1298,10 +1304,6 @@ def search(supernet, run, data, cfg):
         on_main(run.ranks, write_history, run, number, history)
         best = max(line["score"] for line in history)
         run.log("search", number, candidates=len(history), best=best)
-        seconds = statistics.fmean(line["seconds"] for line in lines)
-        minutes = seconds * sum(sizes[number + 1:]) / run.ranks.size / 60
-        print0(run.ranks,
-               f"round {number + 1} of {len(sizes)}, about {minutes:,.0f} minutes left")
     return history
 
 
@@ -1328,9 +1330,52 @@ def first_super_net(source, run, data, cfg):
         archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
         longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
         no_tasks = dataclasses.replace(data, tasks={})
-        evaluate_all(archs, 0, first, run, "warm-start", no_tasks, longer)
+        result = evaluate_all(archs, 0, first, run, "warm-start", no_tasks, longer)["hybrid"]
+        if result["diverged"]:
+            raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
+                            "lower --lr, --restart")
         first.take_rest(load_file(run.folder / "warm-start" / "hybrid.pt"))
     return first
+
+
+def measure_seconds(data, cfg):
+    """Seconds of a step of pre-training and of a candidate's fine-tunings, which are scaled by
+    their tokens; of the hybrid."""
+    alone = Ranks(0, 1, data.device)
+    with torch.random.fork_rng(devices=[]):
+        model = LanguageModel(hand_designed(cfg.layers)["hybrid"], cfg, shared=True)
+    model = move(model, data.device)
+    optimizer = make_optimizer(model, cfg.weight_decay)
+    for _ in range(4):
+        began = time.perf_counter()
+        batches = (language_batch(data, data.train, *part)
+                   for part in micro_batches(cfg, alone, 0, cfg.steps - 1))
+        float(train_step(model, optimizer, batches, cfg, alone)[1])  # waits for a GPU
+        step = time.perf_counter() - began
+    tokens = sum(task.steps * task.recipe.batch * task.recipe.length
+                 for task in data.tasks.values())
+    return step, step * tokens / (cfg.batch * cfg.length)
+
+
+def print_plan(run, data, cfg):
+    """Print the phases of a search, and about how long they will take."""
+    step, tuning = measure_seconds(data, cfg)
+    training = cfg.steps * step
+    waves = sum(math.ceil(size / run.ranks.size) for size in round_sizes(cfg))
+    seconds = cfg.warm_times * training + waves * (training + tuning)
+    words = f"{sum(round_sizes(cfg))} candidates of {training + tuning:.0f} s each"
+    if cfg.warm_times:
+        words = f"a warm start of {cfg.warm_times} x {cfg.steps} steps, {words}"
+    if cfg.finalists:
+        names = list(hand_designed(cfg.layers))
+        waves = math.ceil((cfg.finalists + len(names)) / run.ranks.size)
+        seconds += waves * (cfg.finalist_times * training + tuning)
+        words += (f", then the best {cfg.finalists} again and {' and '.join(names)}, "
+                  f"{cfg.finalist_times} x {cfg.steps} steps each")
+    print0(run.ranks, f"plan: {words}; about {max(1, seconds / 60):,.0f} minutes with "
+                      f"{run.ranks.size} process(es)")
+    print0(run.ranks, "a line for each candidate: number, score and its parts in percent, seconds, "
+                      "layers (att5: an attention of 5 operations); * best so far")
 
 
 def run_search(cfg):
@@ -1343,8 +1388,7 @@ def run_search(cfg):
         kinds = dict.fromkeys(names, functools.partial(GlueTask, search=True))
         for name in names:
             data.tasks[name] = open_task(name, cfg, data.tokenizer, recipes(cfg), kinds)
-        print0(ranks, f"plan: {sum(round_sizes(cfg))} candidates, after a warm start of "
-                      f"{cfg.warm_times} x {cfg.steps} steps; then {cfg.finalists} finalists")
+        on_main(ranks, print_plan, run, data, cfg)
         first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first)
         history = search(supernet, run, data, cfg)
@@ -1368,6 +1412,11 @@ def run_search(cfg):
             "baselines": baselines,
         }
         on_main(ranks, write_json, run.folder / "best.json", result)
+        if best in finalists or not cfg.no_weight_sharing:  # else no trained weights are kept
+            model = LanguageModel(parse_arch(best["arch"]), cfg)
+            start_from(model, (supernet.weights, None, ""))
+            on_main(ranks, write_network, run.folder / "best.py", model, cfg, data.tokenizer,
+                    None, cfg.length)
         run.finish(result)
         print_best(run, cfg)
 
@@ -1393,10 +1442,13 @@ def print_best(run, cfg):
     """Print a finished search: the scores of the best network and of the baselines, its layers, and
     the command that comes next."""
     best = run.finished
-    rows = {f"candidate {best['id']}": best, **best["baselines"]}
-    lines = [f"best of {best['candidates']} candidates, scores in percent"]
-    lines += [f"{row:18} {task_scores(result, cfg)}" for row, result in rows.items()]
     margin = 2 * math.sqrt(2) * best["standard_error"]  # two standard errors of a difference
+    lines = [f"best of {best['candidates']} candidates, scores in percent",
+             f"  candidate {best['id']:<6} {task_scores(best, cfg)}"]
+    for name, other in best["baselines"].items():
+        lead = best["score"] - other["score"]
+        tie = ", a tie" if abs(lead) < margin else ""
+        lines.append(f"  {name:16} {task_scores(other, cfg)}  (lead {100 * lead:+.2f}{tie})")
     lines.append(f"a lead of less than {100 * margin:.2f} is a tie, by the number of dev examples; "
                  "another seed of the training can change more")
     lines.append("layers, formulas simplified:")
@@ -1404,7 +1456,14 @@ def print_best(run, cfg):
         text = f"conv{layer}" if isinstance(layer, int) else formula(simplify(layer))
         lines.append(f"  {number:2d}  {text}")
     print0(run.ranks, "\n".join(lines))
-    run.print_result(cfg, "best.json", "--pretrain", "--init", run.folder)
+    if (run.folder / "best.pt").exists():
+        print0(run.ranks, f"code: {run.folder / 'best.py'}; drawing: best.mmd (Mermaid)")
+        run.print_result(cfg, "best.json", "--pretrain", "--init", run.folder)
+    else:
+        print0(run.ranks, "no best.pt: without shared weights and without --finalists no trained "
+                          "weights are kept")
+        run.print_result(cfg, "best.json", "--pretrain", "--arch", run.folder / "best.json",
+                         same=("preset", "device", *SHAPE, "corpus", "tokenizer", "vocab_size"))
 
 # --- objective ------------
 
@@ -1464,7 +1523,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from common.tokenization import load_tokenizer
     from data.corpus import join
     from data.inputs import open_run, words_after_training
-    from data.network_code import SPAN, write_network
+    from data.network_code import SPAN, write_hugging_face, write_network
 
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # no WNLI
@@ -1493,12 +1552,19 @@ def make_optimizer(model, weight_decay):
 
 def language_batch(data, corpus, cfg, first, count):
     """Sequences number first to first + count - 1 of an endless stream: ids, token_type_ids (B, T),
-    lengths (B,), masked positions, labels (M,), next-sentence labels (B,)."""
+    lengths (B,) or None, masked positions, labels (M,), next-sentence labels (B,)."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", first))
     text = corpus.segments(first, count, cfg.length - 3, cfg.seed)
     second, second_length, next_labels = draw_next_sentence(text, generator)
     ids, token_type_ids, lengths = join(text.segment_a, text.length_a, second, second_length,
                                   data.tokenizer, empty_b=True)  # [CLS] A [SEP] B [SEP]
+    # T is rounded up, so that torch.compile meets at most eight widths
+    multiple = max(8, cfg.length // 8)
+    width = min(cfg.length, multiple * math.ceil(int(lengths.max()) / multiple))
+    ids = ids[:, :width]
+    token_type_ids = token_type_ids[:, :width]
+    if (lengths == width).all():
+        lengths = None  # GPUs have flash attention for full sequences only
     ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, generator)
     return send((ids, token_type_ids, lengths, masked_positions, labels, next_labels), data.device)
 
@@ -1790,16 +1856,15 @@ def finetune(cfg, text):
 
 
 def export(cfg, name):
-    """Write the network of --init, of a search, a pre-training or a fine-tuning's RUN/TASK, as
-    FILE.py, its weights as .pt, and its vocabulary."""
+    """Write the network of --init, of a search, a pre-training or a fine-tuning's RUN/TASK: as
+    FILE.py with weights, drawing and vocabulary next to it, or as a folder that AutoModel of
+    transformers opens."""
     path = Path(name)
-    if path.suffix != ".py":
-        raise UserError(f"--export {name}: name a module, such as network.py")
     source = read_run(cfg)
     arch = resolve_arch(cfg)
     tokenizer = load_tokenizer(cfg.tokenizer)
     vocabulary = path.with_name(tokenizer.file_name)
-    exists = [each for each in (path, path.with_suffix(".pt")) if each.exists()]
+    exists = [each for each in (path, path.with_suffix(".pt")) if each.is_file()]
     if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
         exists.append(vocabulary)
     if exists:
@@ -1814,8 +1879,9 @@ def export(cfg, name):
         labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     print(start_from(model, source))
-    write_network(path, model, cfg, tokenizer, labels, length)
-    print(f"{path}: written, with its weights and {tokenizer.file_name}")
+    write = write_network if path.suffix == ".py" else write_hugging_face
+    write(path, model, cfg, tokenizer, labels, length)
+    print(f"{path}: written, with weights, drawing and {tokenizer.file_name}")
 
 
 def forward_flops(arch, cfg):
@@ -1864,7 +1930,8 @@ ACTIONS = {
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
     "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., glue, squad)", "TASKS"),
     "predict": (answer, "predict a file of yours (TSV, SQuAD JSON) with --init RUN/TASK", "FILE"),
-    "export": (export, "write the network of --init as a module of plain torch", "FILE.py"),
+    "export": (export, "write the network of --init as plain torch, or as a folder for AutoModel",
+               "FILE.py|DIR"),
     "describe": (describe, "parameters, FLOPs, memory and days of --arch as JSON"),
 }
 

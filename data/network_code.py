@@ -1,4 +1,4 @@
-"""A network that autobert_zero.py found, as a Python module in plain torch.
+"""A network that autobert_zero.py found, as a Python module in plain torch and as a drawing.
 
 The module has the source of autobert_zero.py's own classes and functions. Only the attentions are
 generated: a class for each found graph, with a line for each of its products, sums and softmaxes.
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from common.checkpoint import save_file, write_atomic
+from data import hf_models
 
 SPAN = ("start", "end")  # labels of a head for answers to questions
 AXES = {"nd": "(B, N, T, D)", "dn": "(B, N, D, T)", "nn": "(B, N, T, T)", "dd": "(B, N, D, D)"}
@@ -125,11 +126,49 @@ LOAD = '''
 ARCH = [{arch}]
 
 
+def make_network():
+    """The network with random weights."""
+    return {network}
+
+
 def load(path):
     """The network with the weights of a file."""
-    network = {network}
+    network = make_network()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return network
+'''
+
+TRANSFORMERS = '''"""A network for transformers:
+
+    model = AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
+"""
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from .network import make_network
+
+
+class NetworkConfig(PretrainedConfig):
+    model_type = "autobert_zero"
+
+
+class NetworkModel(PreTrainedModel):
+    config_class = NetworkConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.network = make_network()
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, **others):
+        """Ids (B, T) -> last_hidden_state (B, T, H). attention_mask: 1 at real tokens, which come
+        first. self.network has the heads that the network was trained with."""
+        if token_type_ids is None:
+            token_type_ids = torch.zeros_like(input_ids)
+        lengths = None if attention_mask is None else attention_mask.sum(-1)
+        states = self.network.encoder(input_ids, token_type_ids, lengths)
+        return BaseModelOutput(last_hidden_state=states)
 '''
 
 
@@ -235,11 +274,48 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
 
 
 def write_network(path, model, cfg, tokenizer, labels, length):
-    """Write the module and the weights of a LanguageModel (with labels: a TaskModel): path, and .pt
-    and the vocabulary next to it."""
+    """Write the module, the drawing and the weights of a LanguageModel (with labels: a TaskModel):
+    path, and .mmd, .pt and the vocabulary next to it."""
     home = sys.modules[type(model).__module__]
     weights = path.with_suffix(".pt")
     code = write_code(home, model.encoder.arch, weights.name, cfg, tokenizer, labels, length)
     write_atomic(path, code)
+    write_atomic(path.with_suffix(".mmd"), mermaid(home, model.encoder.arch))
     tokenizer.save(path.parent)
     save_file(weights, model.state_dict())
+
+
+def write_hugging_face(folder, model, cfg, tokenizer, labels, length):
+    """write_network as FOLDER/network.py, with what AutoModel of transformers needs."""
+    classes = {"AutoConfig": "modeling.NetworkConfig", "AutoModel": "modeling.NetworkModel"}
+    config = {
+        "model_type": "autobert_zero",
+        "architectures": ["NetworkModel"],
+        "auto_map": classes,
+        "hidden_size": cfg.hidden,
+        "vocab_size": cfg.vocab_size,
+        "max_position_embeddings": 512,
+    }
+    weights = {f"network.{name}": value for name, value in model.state_dict().items()}
+    hf_models.write_folder(folder, weights, config, tokenizer)
+    write_network(folder / "network.py", model, cfg, tokenizer, labels, length)
+    write_atomic(folder / "modeling.py", TRANSFORMERS)
+
+
+def mermaid(home, arch):
+    """The architecture as a Mermaid flowchart, one subgraph a layer."""
+    lines = ["flowchart BT"]
+    for number, layer in enumerate(arch, 1):
+        if isinstance(layer, int):
+            lines.append(f'  L{number}["{number}: convolution, kernel {layer}"]')
+            continue
+        lines.append(f"  subgraph L{number}[{number}: attention]")
+        lines.append("    direction BT")
+        for index in home.used_inputs(layer):
+            lines.append(f"    L{number}_{index}(({home.INPUTS[index]}))")
+        for index, (op, *operands) in enumerate(layer, len(home.INPUTS)):
+            lines.append(f"    L{number}_{index}[{op}]")
+            lines += [f"    L{number}_{operand} --> L{number}_{index}" for operand in operands]
+        lines.append("  end")
+    lines += [f"  L{number} --> L{number + 1}" for number in range(1, len(arch))]
+    return "\n".join(lines) + "\n"

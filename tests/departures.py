@@ -5,6 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("autobert_zero.py", "autotinybert.py", "albert.py", "mformer.py")
+FIRST = re.compile(r".*?((?<!App)\.(?= [A-Z])|$)")  # sentence
 SECTION = re.compile(r"(<!-- departures -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 
@@ -26,12 +27,12 @@ def departures(text):
 
 
 def section():
-    """The lists of all files that have one line for each departure."""
+    """The lists of all files, with the first sentence of each departure."""
     lists = []
     for name in FILES:
         text = (ROOT / name).read_text(encoding="utf-8")
         if f"grep -n '# D[0-9]' {name}" in text:
-            items = [f"- {words}\n" for _, words in sorted(departures(text))]
+            items = [f"- {FIRST.match(words)[0]}\n" for _, words in sorted(departures(text))]
             lists.append(f"\n### {name}\n\n{''.join(items)}")
     return "".join(lists) + "\n"
 

@@ -59,8 +59,11 @@ def test_a_search_writes_history_best_network_and_the_next_command(
 
 
 def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
+    command = arguments(ready, "--search", tmp_path, "--lr", "1e30")
+    with pytest.raises(UserError, match="the warm start diverged"):
+        abz.main([*command, "--warm_times", "1", "--restart"])
     with pytest.raises(UserError, match="every candidate diverged"):
-        abz.main(arguments(ready, "--search", tmp_path, "--lr", "1e30"))
+        abz.main([*command, "--warm_times", "0", "--restart"])
     lines = read_jsonl(tmp_path / "history.jsonl")
     assert all(line["diverged"] and line["score"] == 0 for line in lines)
 
@@ -74,8 +77,24 @@ def test_the_network_of_a_search_is_exported_as_it_ended(searched, tmp_path):
     name = "encoder.token_embedding.weight"
     weights = torch.load(searched / "finalists" / f"{best}.pt")[name]
     assert torch.equal(load(path)[1].state_dict()[name], weights)
+    assert torch.equal(load(searched / "best.py")[1].state_dict()[name], weights)
+    assert "flowchart" in (searched / "best.mmd").read_text()
     with pytest.raises(UserError, match="exists already"):
         abz.main(command)
+
+
+@pytest.mark.peers
+def test_auto_model_opens_an_exported_folder(searched, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "folder"
+    assert abz.main(["--export", str(folder), "--init", str(searched)]) == 0
+    theirs = transformers.AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+    ours = load(folder / "network.py")[1].encoder
+    ids = torch.randint(5, 100, (2, 12))
+    lengths = torch.tensor([12, 7])
+    mask = (torch.arange(12) < lengths[:, None]).long()
+    states = theirs(ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(states, ours(ids, torch.zeros_like(ids), lengths))
 
 
 def keep_tuned(folder, task, tokenizer, **settings):

@@ -32,12 +32,12 @@ def draw_candidates(axes, history, colour, accent):
 
 def draw_comparison(axes, best, colour, accent):
     """The best network and the baselines, trained alike, with two standard errors."""
-    scores = {name: each["score"] for name, each in best["baselines"].items()}
-    rows = {"found network": best["score"], **scores}
+    rows = {name: each["score"] for name, each in best["baselines"].items()}
+    chance = 100 * rows.pop("majority")
+    rows = {"found network": best["score"], **rows}
     for row, (name, score) in enumerate(rows.items()):
         axes.errorbar(100 * score, row, xerr=200 * best["standard_error"], fmt="o",
                       color=colour if row else accent)
-    chance = 100 * sum(best["majority"].values()) / len(best["majority"])
     axes.axvline(chance, color="gray", linestyle="--", linewidth=1)
     axes.text(chance, len(rows) - 0.55, " majority", color="gray")
     axes.set_yticks(range(len(rows)), rows)
