@@ -110,6 +110,8 @@ TABLE = [
     ("albert --predict {here}/mine.tsv --init {tuned}/CoLA", "mine.tsv:1: no column is named",
      put("mine.tsv", "text\nA man sat.\n")),
     # weights
+    (INIT, "another version", copy("albert", edit("config.json", lambda old: old.replace(
+        b'"lr"', b'"rate"')))),
     (INIT, "checkpoint.pt", copy("albert", edit("checkpoint.pt", half))),
     (INIT, "checkpoint.pt & checksum", copy("albert", edit("checkpoint.pt", flipped))),
     (INIT, "checkpoint.pt", copy("albert", put("checkpoint.pt", BOMB))),
