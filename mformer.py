@@ -1716,7 +1716,7 @@ def presets_of(argv):
     """The presets of --task, or of the task of --init."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--task")
-    parser.add_argument("--init", default="")
+    parser.add_argument("--init")
     flags = parser.parse_known_args(argv)[0]
     task = flags.task
     if flags.init and not task:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from conftest import filled
 from small_runs import SEARCHES, TRAINED, call
-from torch import nn
 
 import mformer as mf
 from common.checkpoint import load_file, read_jsonl
@@ -43,12 +42,6 @@ TEXT = mf.Config(
     relative=3,
     length=40,
     vocab_size=50)
-ARCH = mf.Arch(
-    layers=2,
-    hidden=24,
-    ffn=(32, 48),
-    heads=(2, 3),
-    types=("linear", "softmax"))
 
 
 def paper(task, **others):
