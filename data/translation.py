@@ -46,6 +46,8 @@ def read_pairs(prefix, endings):
     if source != target:
         raise UserError(f"{prefix}: {source} lines of {endings[0]} and {target} of {endings[1]}; "
                         "the two files must be aligned line by line")
+    if not any(sides[0]):
+        raise UserError(f"{prefix}.{endings[0]}: the file is empty")
     return sides
 
 
