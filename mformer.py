@@ -499,7 +499,7 @@ def cosines_at(positions, longest):
     """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,). longest is M: a number for
     a result (T, 2, 1), or a tensor (B,) for a result (B, 1, T, 2, 1)."""
     if torch.is_tensor(longest):
-        longest = longest.clamp(min=1).view(-1, 1, 1)  # a sequence may be empty
+        longest = longest.view(-1, 1, 1)
     positions = positions.clamp(max=longest - 1)  # in padding, cosines would be negative
     angle = (math.pi / 2) * positions / longest
     return torch.stack([angle.cos(), angle.sin()], dim=-1)[..., None]
@@ -757,13 +757,13 @@ def blank_inputs(cfg):
 
 
 def count_parameters(arch, cfg):
-    """{part: parameters} of the network alone."""
+    """{part: parameters} of the network alone, a Counter."""
     with torch.device("meta"):
         model = make_model(arch, cfg)
     parts = collections.Counter()
     for name, value in model.named_parameters():
         parts[name.split(".")[0]] += value.numel()
-    return dict(parts)
+    return parts
 
 
 def model_flops(arch, cfg):
@@ -1018,9 +1018,8 @@ def rank_and_evolve(space, history, cfg):
 def cast(model, cfg, device):
     """The model for inference, in the type of --dtype: autocast would cast the weights again at
     every step of a decoder."""
-    bfloat16 = cfg.dtype == "bfloat16" or (
-        cfg.dtype == "auto" and device.type == "cuda"
-        and torch.cuda.is_bf16_supported(including_emulation=False))
+    with autocast(cfg.dtype, device):
+        bfloat16 = torch.is_autocast_enabled(device.type)
     return model.to(device, torch.bfloat16 if bfloat16 else torch.float32).eval()
 
 
@@ -1057,46 +1056,60 @@ def measure_latency(arch, cfg, device):
     return statistics.fmean(sorted(times[UNTIMED:])[dropped:cfg.latency_runs - dropped])
 
 
+def jsonl(lines):
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def append(path, text):
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
+
+
 def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math.inf,
                   enough=math.inf):
     """The history lines of these architectures, in order, up to the one with which `enough` keep
     the latency limit. Missing lines are measured and added to history.jsonl.
 
     Latency is measured first; loss and score of an architecture over the limit are None. The
-    processes share the architectures. On one CPU they slow each other down: --cost flops does not.
+    processes share the losses and, on GPUs, the latencies. On a CPU they would slow each other
+    down: there the first process measures all latencies.
     """
     # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
     # separately, the released code on 2,000 sub-nets each.
     path = run.folder / "history.jsonl"
     history = on_main(ranks, read_jsonl, path)
+    on_main(ranks, write_atomic, path, jsonl(history))  # without a line that a kill tore off
     lines = [line for line in history if line["round"] == round_name]
     bar = progress(ranks, len(archs), f"measuring {round_name}s", len(lines))
+    timing = ranks.size if ranks.device.type == "cuda" else 1  # processes that measure latencies
 
-    def measure(arch):
-        began = time.perf_counter()
-        latency = measure_latency(arch, cfg, ranks.device)
-        loss = held_out_loss(supernet, data, cfg, arch) if latency <= limit else None
-        return {
-            "round": round_name,
-            "parent": None,
-            "arch": arch_text(arch),
-            "score": None if loss is None else -loss,
-            "scores": {"loss": loss, "latency": latency},
-            "seconds": round(time.perf_counter() - began, 3),
-        }
+    def share(function, archs, size):
+        """{architecture: function(architecture)}, computed by the first `size` processes."""
+        own = archs[ranks.rank::size] if ranks.rank < size else []
+        return collections.ChainMap(*gather(ranks, {arch: function(arch) for arch in own}))
 
     while True:
         within = sum(line["scores"]["latency"] <= limit for line in lines)
-        count = min(4 * ranks.size, enough - within)
-        chosen = archs[len(lines):len(lines) + count]
+        chosen = archs[len(lines):][:min(4 * ranks.size, enough - within)]
         if not chosen:
             break
-        parts = gather(ranks, [measure(arch) for arch in chosen[ranks.rank::ranks.size]])
-        measured = filter(None, itertools.chain(*itertools.zip_longest(*parts)))
-        new = [{"id": number, **line} for number, line in enumerate(measured, len(history))]
+        began = time.perf_counter()
+        latencies = share(lambda arch: measure_latency(arch, cfg, ranks.device), chosen, timing)
+        fast = [arch for arch in chosen if latencies[arch] <= limit]
+        losses = share(lambda arch: held_out_loss(supernet, data, cfg, arch), fast, ranks.size)
+        seconds = (time.perf_counter() - began) / len(chosen)
+        new = [{
+            "id": number,
+            "round": round_name,
+            "parent": None,
+            "arch": arch_text(arch),
+            "score": -losses[arch] if arch in losses else None,
+            "scores": {"loss": losses.get(arch), "latency": latencies[arch]},
+            "seconds": seconds,
+        } for number, arch in enumerate(chosen, len(history))]
         history += new
         lines += new
-        on_main(ranks, write_atomic, path, "".join(json.dumps(line) + "\n" for line in history))
+        on_main(ranks, append, path, jsonl(new))
         bar.update(len(chosen))
         if stopping(ranks):
             raise Stop
@@ -1104,14 +1117,28 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
     return lines
 
 
+def check_limit(space, cfg, device):
+    """UserError where the fastest architecture breaks --latency_limit. It has the smallest widths
+    and depths; which number of heads and which type is fastest depends on the device."""
+    def smallest(heads, attn_type):
+        return build_arch(space, lambda name, choices, layer: (
+            heads(choices) if name.endswith("heads")
+            else attn_type(choices) if name in PARTS else min(choices)))
+
+    fastest = min(measure_latency(smallest(*ends), cfg, device)
+                  for ends in itertools.product((min, max), repeat=2))
+    if fastest > cfg.latency_limit:
+        raise UserError(f"--latency_limit {cfg.latency_limit}: the fastest architecture takes "
+                        f"{latency_text(fastest, cfg)}; raise it or widen the space")
+
+
 def draw_samples(space, cfg):
     """Different architectures for the rankers."""
     archs = {}
-    numbers = itertools.count()
-    while len(archs) < min(cfg.samples, space_size(space)):
-        rng = random.Random(f"{cfg.seed} sample {next(numbers)}")
-        archs[sample_arch(space, rng)] = None
-    return [*archs]
+    for number in itertools.count():
+        if len(archs) == min(cfg.samples, space_size(space)):
+            return [*archs]
+        archs[sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))] = None
 
 
 def winner(history, limit):
@@ -1127,6 +1154,8 @@ def search(cfg):
         arch, space, supernet = resolve(cfg, "search", ranks)
         run, data = open_data(cfg, "search", ranks)
         if not run.finished:
+            if cfg.latency_limit and run.new:
+                on_main(ranks, check_limit, space, cfg, ranks.device)
             seed_everything(cfg.seed, "weights")
             supernet = supernet or make_model(arch, cfg, space)
             train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
@@ -1313,13 +1342,11 @@ class Translator(nn.Module):
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
-        """source (B, S), lengths (B,) -> (lengths, the result of remember() of each decoder
-        layer)."""
+        """source (B, S), lengths (B,), each at least 1 -> (lengths, the result of remember() of
+        each decoder layer)."""
         arch = arch or self.arch
         positions = torch.arange(source.shape[1], device=source.device)
-        # True where there is no padding. The first token counts even if the source is empty: a
-        # softmax over nothing is NaN.
-        mask = positions < lengths.clamp(min=1)[:, None]  # (B, S)
+        mask = positions < lengths[:, None]  # (B, S), True where there is no padding
         cosines = cosines_at(positions, lengths)
         states = self.layers(self.embed(source, arch.hidden), arch, cosines, mask)
         # D28: all connected layers share one LayerNorm; the paper names none.
@@ -1443,23 +1470,21 @@ def open_data(cfg, action, ranks):
 def held_out_loss(model, data, cfg, arch=None):
     """The held-out cross-entropy, or WORST where it is NaN or infinite."""
     # D5*: test sets are read by --evaluate alone; the released search reads CIFAR-10's.
-    total = 0
-    count = 0
-    for batch in data.held_batches():
-        with autocast(cfg.dtype, data.device):
-            loss, labels = smoothed_loss(model, batch, arch, 0.0)
-        total += loss
-        count += labels
+    with autocast(cfg.dtype, data.device):
+        total, count = sum(torch.stack(smoothed_loss(model, batch, arch, 0.0))
+                           for batch in data.held_batches())
     loss = (total / count).item()
     return loss if math.isfinite(loss) else WORST
 
 
 @torch.no_grad()
-def evaluate_images(model, data):
-    """(accuracy, predicted classes) of the test images."""
-    results = [torch.stack([model(images).argmax(1), labels])
-               for images, labels in data.test_batches()]
-    classes, labels = torch.cat(results, dim=1)
+def evaluate_images(model, data, ranks):
+    """(accuracy, predicted classes) of the test images, which the processes share."""
+    own = []
+    for images, labels in data.test_batches():
+        own += torch.stack([model(images).argmax(1), labels], dim=1).tolist()
+    classes, labels = torch.tensor(sum(gather(ranks, own), [])).T
+    print0(ranks, f"majority baseline {labels.bincount().max() / len(labels):.2%}")
     return (classes == labels).double().mean().item(), classes.tolist()
 
 
@@ -1578,11 +1603,8 @@ def resolve(cfg, action, ranks):
         cfg.vocab_size = min(cfg.vocab_size, 2000)
     weights = None
     if cfg.init:
-        task = cfg.task
         names = {"search": GEOMETRY, "train": GEOMETRY}
         weights = read_init(cfg, names, also=("arch", "vocab_size"))["model"]
-        if cfg.task != task:  # which chose the preset
-            raise UserError(f"--init {cfg.init}: it needs --task {cfg.task}")
     set_accumulate(cfg, ranks)
     space = None
     if action == "search":
@@ -1630,7 +1652,7 @@ def evaluate(cfg):
         model = cast(model, cfg, ranks.device)
         if cfg.task == "cifar10":
             metric = "accuracy"
-            score, outputs = evaluate_images(model, data)
+            score, outputs = evaluate_images(model, data, ranks)
             path = run.folder / "classes.txt"  # from 0
         else:
             metric = "bleu"
@@ -1693,13 +1715,19 @@ def check(cfg, action):
 
 
 def presets_of(argv):
-    """The presets of --task."""
+    """The presets of --task, or of the task of --init."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--task", default=Config.task)
-    task = parser.parse_known_args(argv)[0].task
-    presets = PRESETS.get(task, IMAGE_PRESETS)  # another task is refused later
+    parser.add_argument("--task")
+    parser.add_argument("--init")
+    flags = parser.parse_known_args(argv)[0]
+    task = flags.task
+    if flags.init and not task:
+        record = read_json(Path(flags.init, "config.json"), dict, "--init takes a run folder")
+        task = record.get("settings", {}).get("task")
+    if task not in PRESETS:  # refused later
+        task = Config.task
     return {"dry_run": DRY_RUN,
-            **{name: {**preset, "task": task} for name, preset in presets.items()}}
+            **{name: {**preset, "task": task} for name, preset in PRESETS[task].items()}}
 
 
 def main(argv=None):

@@ -59,6 +59,7 @@ class Pictures:
 
     def __init__(self, cfg, ranks, folder, training=True):
         self.cfg = cfg
+        self.ranks = ranks
         self.device = ranks.device
         if training:
             self.load_training()
@@ -107,10 +108,11 @@ class Pictures:
         return list(self.plain_batches(*self.held))
 
     def test_batches(self):
-        """The test images; in a dry run the first 64."""
-        images, labels = load_cifar10(self.cfg.cifar10, "test")
+        """This process's part of the test images; in a dry run of the first 64."""
         count = 64 if self.cfg.dry_run else None
-        return self.plain_batches(images[:count], labels[:count])
+        own = [values[:count].tensor_split(self.ranks.size)[self.ranks.rank]
+               for values in load_cifar10(self.cfg.cifar10, "test")]
+        return self.plain_batches(*own)
 
 
 # --- images as a network sees them ---------------------------------------------------------------
@@ -177,8 +179,8 @@ def erase(x, chance, generator):
     """Fill a box of 2% to 33% of an image with noise, with this chance, in place.
     x (B, 3, I, I)"""
     size = x.shape[-1]
-    for image in x:
-        chosen, top, left, area, ratio = torch.rand(5, generator=generator).tolist()
+    draws = torch.rand(len(x), 5, generator=generator).tolist()
+    for image, (chosen, top, left, area, ratio) in zip(x, draws):
         if chosen < chance:
             area = size * size * (0.02 + area * (1 / 3 - 0.02))
             ratio = 3.3 ** (2 * ratio - 1)  # of height and width

@@ -13,14 +13,14 @@ of about equally many tokens, and BLEU.
 import functools
 import math
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 
 import numpy as np
 import torch
 
 from common.cli import UserError
 from common.checkpoint import existing, read_text, write_json
-from common.distributed import on_main, print0, seed_of, send
+from common.distributed import gather, on_main, print0, progress, seed_of, send
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
@@ -46,6 +46,8 @@ def read_pairs(prefix, endings):
     if source != target:
         raise UserError(f"{prefix}: {source} lines of {endings[0]} and {target} of {endings[1]}; "
                         "the two files must be aligned line by line")
+    if not any(sides[0]):
+        raise UserError(f"{prefix}.{endings[0]}: the file is empty")
     return sides
 
 
@@ -228,22 +230,28 @@ class Translations:
         return [self.pairs(self.held_text, self.held[start:start + 64]) for start in starts]
 
     def translate(self, lines, search):
-        """Translations of raw sentences; an empty sentence stays empty. A batch has sentences of
-        similar length. search: source (B, S), lengths (B,) -> [(ids, score)]."""
+        """Translations of raw sentences; an empty sentence stays empty. The processes share the
+        batches, each of sentences of similar length. search: source (B, S), lengths (B,) ->
+        [(ids, score)]."""
         longest = self.cfg.length - 1
         encoded = self.tokenizer.encode_batch(lines)
         lengths = np.array([len(ids) for ids in encoded])
         if lengths.max() > longest:
             print0(self.ranks, f"longer sentences are cut at {longest} tokens (--length)")
         by_length = lengths.clip(max=longest).argsort(kind="stable")[(lengths == 0).sum():]
-        translations = [""] * len(lines)
-        for start in range(0, len(by_length), 64):
+        starts = range(0, len(by_length), 64)
+        bar = progress(self.ranks, len(starts), "translating")
+        own = {}
+        for start in starts[self.ranks.rank::self.ranks.size]:
             batch = by_length[start:start + 64]
             sources = [encoded[i][:longest] for i in batch]
             inputs = pad(sources, self.tokenizer.pad_id, after=[self.tokenizer.eos_id])
-            for i, (ids, _) in zip(batch, search(*send(inputs, self.device))):
-                translations[i] = self.tokenizer.decode(ids)
-        return translations
+            for i, (ids, _) in zip(batch.tolist(), search(*send(inputs, self.device))):
+                own[i] = self.tokenizer.decode(ids)
+            bar.update(self.ranks.size)
+        bar.close()
+        translations = ChainMap(*gather(self.ranks, own))
+        return [translations.get(i, "") for i in range(len(lines))]
 
     def test_lines(self):
         """(source lines, target lines) of --test_text; in a dry run the first 64 of each."""
