@@ -648,7 +648,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     # has a digit before a comma (data/text.py)
     # D24*: the lines of a document are joined and split into sentences, and no document is longer
     # than 100,000 characters (data/text.py)
-    from data.inputs import open_run, words_after_training
+    from data.inputs import check_vocabulary, open_run, words_after_training
     from data.race import RaceTask
 
 
@@ -922,15 +922,10 @@ def open_inputs(cfg, ranks, action, *needs, **tasks):
     """Complete cfg and open what a training reads: (Pretrained or None, RunFolder, Data). Nothing
     changes cfg afterwards."""
     source = from_pretrained(cfg)
-    longest = cfg.finetune_length or 0
     if action == "pretrain":
-        longest = cfg.length
         set_accumulate(cfg, ranks)
         if cfg.dry_run:
             cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
-    if longest > cfg.positions:
-        raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
-                        f"pre-train with --positions {longest}")
     run, data = open_run(cfg, action, ranks, *needs, **tasks)
     if source and data.tokenizer:
         size = len(source.weights["encoder.token_embedding.weight"])
@@ -1003,7 +998,7 @@ HEADS = ("head", "span", "answer")
 def from_pretrained(cfg):
     """The model of --init as Pretrained, None without --init: of a run folder of ours, a task's
     folder in one, or a Hugging Face folder. cfg takes its shape, tokenizer and recipe. UserError if
-    a flag contradicts it, or if no model has this shape."""
+    a flag contradicts it, if no model has this shape, or if its inputs are too long."""
     weights = None
     try:
         if cfg.init:
@@ -1025,6 +1020,10 @@ def from_pretrained(cfg):
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
+    longest = cfg.length if cfg.action == "pretrain" else cfg.finetune_length or 0
+    if longest > cfg.positions:
+        raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
+                        f"pre-train with --positions {longest}")
     return Pretrained(cfg.init, weights, task) if weights else None
 
 
@@ -1152,6 +1151,7 @@ def answer(cfg, path):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = from_pretrained(cfg)
         tokenizer = load_tokenizer(cfg.tokenizer)
+        check_vocabulary(Path(cfg.init), tokenizer)
         task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
         start_from(model, source, task.name)
@@ -1209,6 +1209,8 @@ def finetune(cfg, words):
     MRPC (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         names = parse_tasks(words, TABLE14)
+        if cfg.ensemble and cfg.init:
+            raise UserError("--ensemble trains nothing; leave --init out")
         if cfg.ensemble:
             cfg.tokenizer = str(Path(cfg.ensemble[0]) / names[0])
         needs = sorted({KINDS.get(name, "glue") for name in names})
