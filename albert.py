@@ -108,9 +108,10 @@ class Config:
     runs: int = 1  # of each task; the median is reported (D20) [>= 1]
     eval_every: int = 0  # steps between evaluations, of which the best counts; 0: up to 20 in all
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged
-    # no knobs: the flags that were given, the file's name, flags that name what is read besides
-    # data
+    # no knobs: the flags that were given, the action, the file's name, flags that name what is read
+    # besides data
     given = frozenset()
+    action = ""
     program = "albert"
     models = "init", "tokenizer", "ensemble"
 
