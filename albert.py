@@ -847,7 +847,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             if done % cfg.save_every == 0 and done < cfg.steps:
                 # evaluated before it is saved: a resumed run repeats it
                 result = evaluate_language_model(model, text, cfg, ranks)
-                dev = {f"{name}_accuracy": value for name, value in result.items()}
+                dev = {f"{name}_accuracy": result[name] for name in result["labels"]}
             losses = log_losses(
                 run, done, sums, done - logged, ranks,
                 lr=group["lr"], tokens_per_second=rate, dev=dev)
@@ -893,14 +893,14 @@ def first_token_baseline(text, cfg):
 
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
-    """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, None without labels}. One
-    two-way head answers both NSP and SOP."""
+    """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, None without labels,
+    "labels": {task: number}}. One two-way head answers both NSP and SOP."""
     # D4: evaluated on held-out documents; the paper has dev text of SQuAD and RACE (Sec. 4.2.1)
     # D5: masked words are scored on pairs in their order, the same tokens for every objective; with
     # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    result = {}
+    result = {"labels": {}}
     for name, objective in {"mlm": "none", "nsp": "nsp", "sop": "sop"}.items():
         correct = 0
         labelled = 0
@@ -916,6 +916,7 @@ def evaluate_language_model(model, text, cfg, ranks):
             labelled += (labels != -100).sum()
         correct, labelled = reduce_mean(ranks, correct, labelled)
         result[name] = correct / labelled if labelled else None
+        result["labels"][name] = round(labelled * ranks.size)
     return result
 
 
@@ -970,7 +971,8 @@ def pretrain(cfg):
         for name, baseline in result["baselines"].items():
             kind = "majority" if name == "mlm" else "first-token"
             if result[name] is not None:
-                print0(ranks, f"held-out {name} accuracy {result[name]:.1%} "
+                print0(ranks, f"held-out {name} accuracy {result[name]:.1%} of "
+                              f"{result['labels'][name]} "
                               f"({kind} baseline {baseline:.1%})")
         words = words_after_training(cfg, run.folder, f"{run.folder}-exported")
         run.print_result(cfg, "checkpoint.pt", *words)
