@@ -1273,7 +1273,7 @@ def confirm(history, cfg, run):
 
 def train_winners(superplm, finalists, data, cfg, run):
     """Phase 4, Sec. 3.6: train the finalists further, judge them, keep the best in model/. Returns
-    best.json's entry."""
+    best.json's entry. Raises Diverged where all diverge."""
     # D19: the best winner has the best score on the search's own dev examples, so that best.json's
     # score is no estimate for new ones; the paper does not say how one of its three is chosen
     models = {}
@@ -1287,6 +1287,8 @@ def train_winners(superplm, finalists, data, cfg, run):
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg))
     best = max((line | result for line, result in zip(finalists, results)), key=score_of)
+    if best["diverged"]:
+        raise Diverged("that of all winners")
     on_main(run.ranks, keep, run.folder / "model", "search", models[best["arch"]], data, cfg)
     # a uniform guess scores 0 in MLM-saved
     best["baselines"] = {name: task.majority_baseline if task else 0.0
