@@ -109,9 +109,10 @@ class Config:
     runs: int = 1  # of each task; the median is reported (D20) [>= 1]
     eval_every: int = 0  # steps between evaluations, of which the best counts; 0: up to 20 in all
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged
-    # no knobs: the flags that were given, the file's name, flags that name what is read besides
-    # data
+    # no knobs: the flags that were given, the action, the file's name, flags that name what is read
+    # besides data
     given = frozenset()
+    action = ""
     program = "albert"
     models = "init", "tokenizer", "ensemble"
 
@@ -649,7 +650,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     # has a digit before a comma (data/text.py)
     # D24*: the lines of a document are joined and split into sentences, and no document is longer
     # than 100,000 characters (data/text.py)
-    from data.inputs import open_run, words_after_training
+    from data.inputs import check_vocabulary, open_run, words_after_training
     from data.race import RaceTask
 
 
@@ -847,7 +848,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             if done % cfg.save_every == 0 and done < cfg.steps:
                 # evaluated before it is saved: a resumed run repeats it
                 result = evaluate_language_model(model, text, cfg, ranks)
-                dev = {f"{name}_accuracy": value for name, value in result.items()}
+                dev = {f"{name}_accuracy": result[name] for name in result["labels"]}
             losses = log_losses(
                 run, done, sums, done - logged, ranks,
                 lr=group["lr"], tokens_per_second=rate, dev=dev)
@@ -893,14 +894,14 @@ def first_token_baseline(text, cfg):
 
 @torch.no_grad()
 def evaluate_language_model(model, text, cfg, ranks):
-    """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, None without labels}. One
-    two-way head answers both NSP and SOP."""
+    """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, None without labels,
+    "labels": {task: number}}. One two-way head answers both NSP and SOP."""
     # D4: evaluated on held-out documents; the paper has dev text of SQuAD and RACE (Sec. 4.2.1)
     # D5: masked words are scored on pairs in their order, the same tokens for every objective; with
     # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    result = {}
+    result = {"labels": {}}
     for name, objective in {"mlm": "none", "nsp": "nsp", "sop": "sop"}.items():
         correct = 0
         labelled = 0
@@ -916,6 +917,7 @@ def evaluate_language_model(model, text, cfg, ranks):
             labelled += (labels != -100).sum()
         correct, labelled = reduce_mean(ranks, correct, labelled)
         result[name] = correct / labelled if labelled else None
+        result["labels"][name] = round(labelled * ranks.size)
     return result
 
 
@@ -923,15 +925,10 @@ def open_inputs(cfg, ranks, action, *needs, **tasks):
     """Complete cfg and open what a training reads: (Pretrained or None, RunFolder, Data). Nothing
     changes cfg afterwards."""
     source = from_pretrained(cfg)
-    longest = cfg.finetune_length or 0
     if action == "pretrain":
-        longest = cfg.length
         set_accumulate(cfg, ranks)
         if cfg.dry_run:
             cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
-    if longest > cfg.positions:
-        raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
-                        f"pre-train with --positions {longest}")
     run, data = open_run(cfg, action, ranks, *needs, **tasks)
     if source and data.tokenizer:
         size = len(source.weights["encoder.token_embedding.weight"])
@@ -975,7 +972,8 @@ def pretrain(cfg):
         for name, baseline in result["baselines"].items():
             kind = "majority" if name == "mlm" else "first-token"
             if result[name] is not None:
-                print0(ranks, f"held-out {name} accuracy {result[name]:.1%} "
+                print0(ranks, f"held-out {name} accuracy {result[name]:.1%} of "
+                              f"{result['labels'][name]} "
                               f"({kind} baseline {baseline:.1%})")
         words = words_after_training(cfg, run.folder, f"{run.folder}-exported")
         run.print_result(cfg, "checkpoint.pt", *words)
@@ -1004,7 +1002,7 @@ HEADS = ("head", "span", "answer")
 def from_pretrained(cfg):
     """The model of --init as Pretrained, None without --init: of a run folder of ours, a task's
     folder in one, or a Hugging Face folder. cfg takes its shape, tokenizer and recipe. UserError if
-    a flag contradicts it, or if no model has this shape."""
+    a flag contradicts it, if no model has this shape, or if its inputs are too long."""
     weights = None
     try:
         if cfg.init:
@@ -1026,6 +1024,10 @@ def from_pretrained(cfg):
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
+    longest = cfg.length if cfg.action == "pretrain" else cfg.finetune_length or 0
+    if longest > cfg.positions:
+        raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
+                        f"pre-train with --positions {longest}")
     return Pretrained(cfg.init, weights, task) if weights else None
 
 
@@ -1153,6 +1155,7 @@ def answer(cfg, path):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = from_pretrained(cfg)
         tokenizer = load_tokenizer(cfg.tokenizer)
+        check_vocabulary(Path(cfg.init), tokenizer)
         task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
         start_from(model, source, task.name)
@@ -1210,6 +1213,8 @@ def finetune(cfg, words):
     MRPC (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         names = parse_tasks(words, TABLE14)
+        if cfg.ensemble and cfg.init:
+            raise UserError("--ensemble trains nothing; leave --init out")
         if cfg.ensemble:
             cfg.tokenizer = str(Path(cfg.ensemble[0]) / names[0])
         needs = sorted({KINDS.get(name, "glue") for name in names})

@@ -63,7 +63,7 @@ class Config:
     accumulate: int = 16  # micro-batches a step, N of Alg. 1; raised to fit the processes [>= 1]
     dry_run: bool = False  # two real steps of every phase
     tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
-    init: str = ""  # run or Hugging Face folder to start from; in --search, --evolve the SuperPLM
+    init: str = ""  # run or Hugging Face folder to start from; in --search the SuperPLM
     # data
     corpus: tuple[str, ...] = ()  # text files or folders; default: the demo text
     glue: str = ""  # folder with the GLUE tasks; default: the demo tasks
@@ -761,7 +761,7 @@ if (Path(__file__).parent / "common").is_dir():
         write_json)
     from common.distributed import (
         Pace, autocast, average_gradients, launch, layer_activations, move, on_main, per_second,
-        prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
+        pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
         seed_of, send, set_accumulate, training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
@@ -1095,9 +1095,7 @@ def proxy_score(model, name, data, cfg):
     if not task:
         return score_mlm(model, data, cfg)["main"]
     training = tuning(model, task, data, cfg, cfg.seed)
-    state = fine_tune(*training)
-    if state["diverged"]:
-        raise Diverged(state["diverged"])
+    fine_tune(*training)
     return task.score("dev", predict(training[0], task, "dev", cfg, data.device))["main"]
 
 
@@ -1128,14 +1126,17 @@ def finetune(cfg, text):
             mlm = score_mlm(model, data, cfg) if "MLM-saved" in data.tasks else None
             run.finish({**result, "mlm": mlm})
         if mlm := run.finished["mlm"]:
-            print0(ranks, f"MLM-saved: the loss of masked words is {mlm['loss']:.4f}")
+            print0(ranks, f"MLM-saved: the loss of masked words is {mlm['loss']:.4f}, "
+                          f"{mlm['main']:.2%} below a uniform guess")
         print_summary(run, cfg)
 
 
 def answer(cfg, path):
     """Answer a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        task = open_file(path, cfg, load_tokenizer(cfg.tokenizer), recipes())
+        tokenizer = load_tokenizer(cfg.tokenizer)
+        check_vocabulary(Path(cfg.init), tokenizer)
+        task = open_file(path, cfg, tokenizer, recipes())
         _, arch, weights, positions = read_model(cfg.init, cfg)
         vocab_size = len(weights["encoder.token_embedding.weight"])
         encoder = Encoder(arch, vocab_size, 0.0, positions)
@@ -1175,6 +1176,7 @@ def time_together(archs, cfg):
 def measure_latencies(cfg, path):
     """{arch (text): the lowest of its milliseconds} of the reference, the smallest and random
     architectures. The file keeps the measurements, and a killed run continues after the last."""
+    pick_device(cfg.latency_device)  # UserError where there is none
     space = search_space(cfg)
     rng = random.Random(f"{cfg.seed} latency")
     archs = dict.fromkeys((cfg.reference, str(smallest_arch(space))))
@@ -1272,7 +1274,7 @@ def confirm(history, cfg, run):
 
 def train_winners(superplm, finalists, data, cfg, run):
     """Phase 4, Sec. 3.6: train the finalists further, judge them, keep the best in model/. Returns
-    best.json's entry."""
+    best.json's entry. Raises Diverged where all diverge."""
     # D19: the best winner has the best score on the search's own dev examples, so that best.json's
     # score is no estimate for new ones; the paper does not say how one of its three is chosen
     models = {}
@@ -1286,7 +1288,12 @@ def train_winners(superplm, finalists, data, cfg, run):
     results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
                         lambda arch: judge(models[arch], data, cfg))
     best = max((line | result for line, result in zip(finalists, results)), key=score_of)
+    if best["diverged"]:
+        raise Diverged("that of all winners")
     on_main(run.ranks, keep, run.folder / "model", "search", models[best["arch"]], data, cfg)
+    # a uniform guess scores 0 in MLM-saved
+    best["baselines"] = {name: task.majority_baseline if task else 0.0
+                         for name, task in data.tasks.items()}
     return best
 
 
@@ -1310,7 +1317,8 @@ def search(cfg, phase="search"):
             run.finish(best)
         best = run.finished
         print0(ranks, f"{best['arch']} takes {best['milliseconds']:.3g} ms, {best['speedup']:.3g} "
-                      f"times as fast as {cfg.reference}: {percent(best['scores'])}")
+                      f"times as fast as {cfg.reference}: {percent(best['scores'])}; "
+                      f"baselines {percent(best['baselines'])}")
         target = f"{run.folder}-exported"
         run.print_result(cfg, "best.json", *words_after_training(cfg, run.folder, target))
 
@@ -1403,6 +1411,7 @@ def describe(cfg):
         "parameters": count,
         "parts": parts,
         "flops": flops(arch, cfg.latency_length),
+        "flops_counting": flops.__doc__,
         **training_cost(cfg, count, step_flops(cfg, arch, not cfg.arch), activations, logits, steps,
                         cfg.batch),
     }, indent=2))
