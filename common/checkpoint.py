@@ -513,7 +513,7 @@ def read_init(cfg, names, also=()):
     if action not in names or record["program"] != cfg.program:
         raise UserError(f"{folder}: no run folder of {cfg.program}.py --{' or --'.join(names)}; "
                         "name another")
-    if record["settings"].keys() != dataclasses.asdict(cfg).keys():
+    if dataclasses.asdict(cfg).keys() - record["settings"].keys():
         raise UserError(f"{folder}: made by another version of this program; name another run")
     take_settings(cfg, record["settings"], folder, names[action], also)
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
