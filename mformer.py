@@ -1721,9 +1721,9 @@ def presets_of(argv):
     parser.add_argument("--init")
     flags = parser.parse_known_args(argv)[0]
     task = flags.task
-    if flags.init and not task:
-        record = read_json(Path(flags.init, "config.json"), dict, "--init takes a run folder")
-        task = record.get("settings", {}).get("task")
+    config = Path(flags.init or "", "config.json")
+    if flags.init and not task and config.is_file():
+        task = read_json(config, dict).get("settings", {}).get("task")
     if task not in PRESETS:  # refused later
         task = Config.task
     return {"dry_run": DRY_RUN,
