@@ -144,7 +144,7 @@ PRESETS = {
             finetune_epochs=1,
             finetune_length=72,
             population=8, rounds=3, parents=2, children=2,
-            finalists=2, finalist_times=10,
+            finalists=2, finalist_times=20,
             # D1: the demo shares no weights: each candidate is trained from the same start. Other
             # presets share them, as in the paper
             no_weight_sharing=True,
