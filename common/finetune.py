@@ -530,7 +530,9 @@ def print_summary(run, cfg, nine=""):
         line += f"; majority baseline {100 * entry['majority_baseline']:.2f}"
         if entry["n"] > 1:
             line += f"; median of {entry['n']}, mean {100 * entry['mean']:.2f}"
-            line += f", sd {100 * entry['sd']:.2f}, {entry['diverged']} diverged"
+            line += f", sd {100 * entry['sd']:.2f}"
+        if entry["diverged"]:
+            line += f"; {entry['diverged']} diverged"
         print0(run.ranks, line)
         if (run.folder / name / "checkpoint.pt").exists():
             run.print_result(cfg, f"{name}/checkpoint.pt")
