@@ -403,7 +403,7 @@ def test_the_written_module_gives_our_outputs(number, tmp_path):
     path = tmp_path / "net.py"
     write_network(path, model, cfg, FakeTokenizer, None, cfg.length)
     source = path.read_text()
-    assert not re.search("^(import|from) (common|data|auto)", source, re.MULTILINE)
+    assert not re.search("^(import|from) (?!math|unicodedata|types|torch)", source, re.MULTILINE)
     written = {}
     exec(source, written)
     load = written["load"]
