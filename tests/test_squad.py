@@ -158,7 +158,7 @@ def test_the_official_scores():
         ("the",),
     )
     predictions = by_id("The cat!", "cow", "x", "fox", "", "an")
-    odds = by_id(-3.0, 2.0, 1.0, -1.0, -2.0, 0.5)
+    odds = by_id(-3.0, 2.0, 1.0, 0.0, -2.0, 0.5)
     result = squad.evaluate(questions, predictions, odds)
     assert result == {
         "exact": 3 / 6,
@@ -170,8 +170,8 @@ def test_the_official_scores():
 
 
 def test_the_main_score_is_the_score_of_the_written_answers(tmp_path):
-    """The odds of two questions are equal: no threshold separates them."""
-    predictions = squad.Predictions(by_id("cat", "x", "y"), {}, by_id(1.0, 1.0, 3.0))
+    """The odds of the questions are equal: no threshold separates them."""
+    predictions = squad.Predictions(by_id("cat", "x", "y"), {}, by_id(1.0, 1.0, 1.0))
     task = object.__new__(SquadTask)
     task.name = "SQuAD2.0"
     task.examples = {"dev": questions_with(("cat",), (), ())}
