@@ -568,3 +568,23 @@ def test_the_recipe_of_v2_models(tokenizer, tmp_path):
     recipes = albert.recipes(read_back(tmp_path)[0])
     assert (recipes["RACE"].lr, recipes["RACE"].dropout) == (1e-5, 0)
     assert (recipes["RTE"].lr, recipes["RTE"].dropout) == (3e-5, 0)
+
+
+def run_main(*words):
+    assert albert.main([str(word) for word in words]) == 0
+
+
+def test_an_exported_model_answers_as_the_folder_of_its_task(ready, tmp_path):
+    tuned = ready["tuned"] / "CoLA"
+    run_main("--export", tmp_path / "hf", "--init", tuned)
+    assert read_json(tmp_path / "hf" / "config.json")["finetune_length"] == 64
+    answers = []
+    for model in (tuned, tmp_path / "hf"):
+        out = tmp_path / f"answers-of-{model.name}"
+        run_main(
+            "--predict", ready["glue"] / "CoLA" / "test.tsv",
+            "--init", model,
+            "--out", out)
+        answers.append((out / "CoLA.tsv").read_text())
+    assert answers[0] == answers[1]
+    assert len(answers[0]) > 20

@@ -1,5 +1,8 @@
 """Corpora: how text is read, whole or no token files, and the examples cut from them."""
+import multiprocessing
+import signal
 import textwrap
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +11,7 @@ import torch
 from small_runs import write
 
 from common import glue
-from common.cli import UserError
+from common.cli import Stop, UserError
 from common.tokenization import load_tokenizer
 from data import text as module
 from data.corpus import Corpus, join
@@ -271,3 +274,23 @@ def test_join_is_that_of_glue(empty_b):
     expected = glue.join(pairs, (2, 3, 0), 6)
     assert np.array_equal(joined, expected)
     assert lengths.tolist() == [6, 3 + empty_b]
+
+
+def test_workers_are_killed_when_the_program_is_told_to_stop(tmp_path, tokenizer, monkeypatch):
+    """As by SIGTERM, while the caller waits."""
+    def too_long(*_, **more):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        time.sleep(8)
+
+    def stop(*_):
+        raise Stop
+    monkeypatch.setattr("data.text.read_documents", too_long)
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    began = time.monotonic()
+    with pytest.raises(Stop):
+        text = write(tmp_path / "text.txt", "w1 w2\n")
+        prepare_corpus([text], tokenizer, tmp_path / "out", workers=2)
+    signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 5
+    assert not multiprocessing.active_children()

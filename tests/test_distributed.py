@@ -147,3 +147,12 @@ def test_a_loop_ends_its_step_however_slow_and_saves(tell_to_stop):
         time.sleep(0.8)  # a step like the one before, longer than GRACE
         assert pace()[0]
         time.sleep(1)  # it evaluates, before it saves
+
+
+def test_tensorboard_has_the_numbers_of_the_log(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = open_run(tmp_path, tensorboard=True)
+    run.log("finetune", 7, job="CoLA-1", loss=0.5, dev={"score": 0.25})
+    accumulator = events.EventAccumulator(str(tmp_path / "tensorboard"))
+    scalars = accumulator.Reload().Scalars("finetune/CoLA-1/dev_score")
+    assert [(scalar.step, scalar.value) for scalar in scalars] == [(7, 0.25)]

@@ -14,6 +14,7 @@ from small_runs import SEARCHES, TRAINED, call
 
 import mformer as mf
 from common.checkpoint import load_file, read_jsonl
+from common.cli import UserError
 from common.distributed import Ranks
 from data import cifar10
 from data.translation import Translations
@@ -584,3 +585,26 @@ def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_pat
         assert [line["arch"] for line in lines] == [*map(mf.arch_text, archs[:39])]
         assert read_jsonl(path) == lines
         whole = path.read_text()
+
+
+@pytest.mark.parametrize("text, message", [
+    ("nothing", "'nothing' is no architecture; give one of mformer, cosformer"),
+    ("layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear", "ffn needs as many values"),
+    ("layers=1 hidden=32 ffn=32 heads=2 types=quadratic", "there are the types softmax"),
+    ("layers=x hidden=32 ffn=32 heads=2 types=linear", "is no architecture"),
+    (dict(qkv=8, heads=(16,)), "do not all divide --qkv 8"),
+    (dict(connect=(4,)), "3.* encoder layers"),
+])
+def test_an_illegal_architecture_is_named(text, message):
+    with pytest.raises(UserError, match=message):
+        if isinstance(text, str):
+            mf.parse_arch(text, IMAGES)
+        else:
+            mf.space_of(dataclasses.replace(TEXT, **text))
+
+
+def test_an_impossible_limit_is_told_before_the_training(tmp_path, ready, monkeypatch, capsys):
+    command = f"mformer --search {SEARCHES['mformer']} --latency_limit 1e-6 --out {{run}}"
+    assert call(filled(command, run=tmp_path / "run", **ready), monkeypatch) == 2
+    assert "the fastest architecture takes" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
