@@ -26,6 +26,7 @@ class Config:
     widths: tuple = ()
     device: str = "cpu"
     dry_run: bool = False
+    tensorboard: bool = False
     program = "albert"
 
 
