@@ -1352,7 +1352,7 @@ def measure_seconds(data, cfg):
                    for part in micro_batches(cfg, alone, 0, cfg.steps - 1))
         float(train_step(model, optimizer, batches, cfg, alone)[1])  # waits for a GPU
         step = time.perf_counter() - began
-    tokens = sum(task.steps * task.recipe.batch * task.recipe.length
+    tokens = sum(task.steps * task.recipe.batch * task.splits["train"].lengths.mean()
                  for task in data.tasks.values())
     return step, step * tokens / (cfg.batch * cfg.length)
 
