@@ -20,7 +20,11 @@ PROGRAM = "autobert_zero.py"
 TASKS = "QNLI", "RTE", "MNLI"
 HYBRID = f"conv3 | {abz.BERT_ATTENTION} | conv3 | {abz.BERT_ATTENTION}"
 FIRST = 6  # first seed of a search; pilots used earlier seeds
-HELD_OUT = 600  # training examples that serve a search as its dev set
+HELD_OUT = 1200  # training examples that serve a search as its dev set, as many as the demo has
+LATER = 12  # candidates of the demo's search after its initial population
+# how a network is judged: pre-trained once, fine-tuned with three seeds
+JUDGE = ["--steps", 1500, "--batch", 16, "--lr", 3e-3, "--finetune_lr", 2e-3]
+JUDGE += ["--finetune_epochs", 1]
 MEAN = "mean accuracy of QNLI, RTE, MNLI"
 
 
@@ -55,22 +59,22 @@ def run_searches(options, *strategies):
     return dict(zip(keys, run_all(options, commands).values()))
 
 
-def train(options, arms, flags=(), runs=1):
+def train(options, arms, runs=3):
     """{(arm, seed): mean score} of {(arm, seed): an architecture, or flags of its start}.
 
     Each network is pre-trained and, with `runs` seeds, fine-tuned on TASKS, as in the demo but for
-    `flags`. Dev scores count."""
+    JUDGE. Dev scores count."""
     pretraining = {}
     for (arm, seed), network in arms.items():
         start = ["--arch", network] if isinstance(network, str) else network
         name = run_name("pretrain", arm, seed)
-        pretraining[name] = [PROGRAM, "--pretrain", *start, "--seed", seed, *flags, *options.flags]
+        pretraining[name] = [PROGRAM, "--pretrain", *start, "--seed", seed, *JUDGE, *options.flags]
     finetuning = {}
     for (arm, seed), folder in zip(arms, run_all(options, pretraining).values()):
         for task in TASKS:  # one command each: in a common one RTE starts from MNLI's model
             finetuning[run_name("tune", arm, seed, task)] = [
                 PROGRAM, "--finetune", task, "--runs", runs, "--init", folder, "--seed", seed,
-                *flags, *options.flags]
+                *JUDGE, *options.flags]
     values = {}
     for (key, task), folder in zip(product(arms, TASKS), run_all(options, finetuning).values()):
         mean = read(folder / "done.json")["tasks"][task]["mean"]
@@ -91,9 +95,11 @@ def winner(folder):
 
 
 @study(
-    "1.8 core-hours",
+    "2.5 core-hours",
     Claim("search-random", "OP-NAS finds better networks than random search", "curves (Figure 6)",
           [("OP-NAS", "random search")]),
+    Claim("search-children", "Children of OP-NAS are better than as many random candidates",
+          "curves (Figure 6)", [("children", "random candidates")]),
     Claim("search-bert", "The searched network is better than BERT",
           "GLUE 86.3 against 83.1 (Table 5)", [("OP-NAS", "BERT")]),
     Claim("search-hybrid", "The search finds more than a person: convolution and attention in turn",
@@ -102,15 +108,21 @@ def winner(folder):
 def search(options):
     """Four layers of width 64 on demo data; searches of 20 candidates. The search scores
     networks on the tasks of the demo preset. Winners and baselines are then trained from scratch
-    with the seed of their search and judged by the mean of three tasks, on dev examples that no
-    search has seen."""
+    with the seed of their search (1,500 steps of pre-training, three seeds of fine-tuning) and
+    judged by the mean of three tasks, on dev examples that no search has seen. Children and random
+    candidates: mean score in the search of the last 12 candidates."""
     names = {"op-nas": "OP-NAS", "random": "random search"}
     found = run_searches(options, *names)
     arms = {(names[one], seed): winner(folder) for (one, seed), folder in found.items()}
     for seed in range(FIRST, FIRST + options.seeds):
         arms["hybrid", seed] = HYBRID
         arms["BERT", seed] = "bert"
-    return {"values": by_arm(train(options, arms))}
+    values = by_arm(train(options, arms))
+    later = {"op-nas": "children", "random": "random candidates"}
+    for (one, _), folder in found.items():
+        scores = [*candidates(folder).values()][-LATER:]
+        values.setdefault(later[one], []).append(statistics.mean(scores))
+    return {"values": values}
 
 
 @study(
@@ -202,9 +214,7 @@ def fidelity(options):
     shared, alone = map(candidates, folders.values())
     archs = [arch for arch in shared if arch in alone and has_bit(arch)]
     arms = {(f"candidate {number}", 0): arch for number, arch in enumerate(archs)}
-    flags = ["--steps", 1500, "--batch", 16, "--lr", 3e-3]
-    flags += ["--finetune_lr", 2e-3, "--finetune_epochs", 1]
-    truth = [*train(options, arms, flags, runs=2).values()]
+    truth = [*train(options, arms, runs=2).values()]
     scores = {
         "shared": [shared[arch] for arch in archs],
         "alone": [alone[arch] for arch in archs],
