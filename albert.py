@@ -258,8 +258,8 @@ class Encoder(nn.Module):
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # D9: no mapping E x H (Sec. 3.1) where E = H (the 31M of Table 3, the official code),
-        # except in folders of Hugging Face
+        # D9: there is no mapping E x H (Sec. 3.1) where E = H; so the 31M of Table 3 and the
+        # official code. Folders of Hugging Face have one
         mapped = cfg.mapped or E != cfg.hidden
         self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
@@ -817,8 +817,8 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
     start = checkpoint.restore().get("step", 0)
     network = prepare_model(model, ranks, cfg.compile)
-    # D19: scaled with the square root of the batch size (You et al.); the paper has batches of
-    # 4,096 alone
+    # D19: the learning rate is scaled with the square root of the batch size (You et al.); the
+    # paper has batches of 4,096 alone
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)
     warmup = round(cfg.warmup * cfg.steps)
     log_every = max(1, min(100, cfg.steps // 20))
@@ -896,7 +896,8 @@ def first_token_baseline(text, cfg):
 def evaluate_language_model(model, text, cfg, ranks):
     """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, None without labels,
     "labels": {task: number}}. One two-way head answers both NSP and SOP."""
-    # D4: evaluated on held-out documents; the paper has dev text of SQuAD and RACE (Sec. 4.2.1)
+    # D4: pre-training is evaluated on held-out documents; the paper has dev text of SQuAD and RACE
+    # (Sec. 4.2.1)
     # D5: masked words are scored on pairs in their order, the same tokens for every objective; with
     # the objective none the order head is not trained
     model.eval()
@@ -1060,7 +1061,8 @@ def export(cfg, folder):
 
 # Fine-tuning (App. A.4). A job is one run of one task
 
-# D20: one run a task; the paper reports the median of five (Sec. 4.2.2)
+# D20: a task has one run, unless --runs asks for more; the paper reports the median of five (Sec.
+# 4.2.2)
 TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; main metric
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
     "STS-B": (2e-5, 16, 0.0, 3598, 214, 512, "pearson"),
@@ -1070,7 +1072,7 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "QQP": (5e-5, 128, 0.1, 14000, 1000, 512, "accuracy"),
     "RTE": (3e-5, 32, 0.1, 800, 200, 512, "accuracy"),
     "MRPC": (2e-5, 32, 0.0, 800, 200, 512, "accuracy"),
-    # D10: WNLI and QNLI like the other tasks, without the test-set tricks of App. A.3
+    # D10: WNLI and QNLI are trained like the other tasks, without the test-set tricks of App. A.3
     "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),
     "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384, "f1"),
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
@@ -1165,8 +1167,8 @@ def answer(cfg, path):
 
 def ensemble_job(task, cfg, folder):
     """The mean of what the runs of --ensemble predict for a task (Sec. 4.9)."""
-    # D16: the user names the members; the paper chooses them by dev scores (Sec. 4.9), but does not
-    # say how
+    # D16: the user names the members of an ensemble; the paper chooses them by dev scores (Sec.
+    # 4.9), but does not say how
     members = []
     for path in cfg.ensemble:
         predictions = load_file(Path(path) / task.name / "predictions.pt")

@@ -102,7 +102,8 @@ class Config:
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: uniform mutations
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
-    # D34: a fixed number of rounds; Alg. 1 goes to convergence. 100 + 27 x 25 = 775 candidates
+    # D34: a search has a fixed number of rounds; Alg. 1 goes to convergence. 100 + 27 x 25 = 775
+    # candidates
     rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
@@ -410,7 +411,7 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6: V alone in the last two, as in the text's formula; the figure has an `add` of one operand
+    # D6: the last two add V alone, as in the text's formula; the figure has an `add` of one operand
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
@@ -422,7 +423,7 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 def stretch(arch, layers):
     """An architecture of pairs of layers at another depth, by evenly spaced pairs: twice as many
     layers repeat each pair after itself (App. D.2, large). Odd: the last layer is dropped."""
-    # D14: for depths other than 12 and 24 the choice is ours
+    # D14: the choice of layers is ours at depths other than 12 and 24
     last = len(arch) // 2 - 1
     count = (layers + 1) // 2
     chosen = [round(index * last / max(count - 1, 1)) for index in range(count)]
@@ -933,9 +934,9 @@ def gain(graph, cfg):
 def sample_graph(rng, cfg):
     """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
-    # D38: no graph that adds next to nothing, such as V + neg(V), or more than half of its input's
-    # size, such as many products over tokens without a softmax: LayerNorm then leaves little of the
-    # input, and the network does not learn. Mutations still reach all legal graphs
+    # D38: a random attention adds neither next to nothing nor more than half of its input's size.
+    # V + neg(V) adds nothing. After many products over tokens without a softmax, LayerNorm leaves
+    # little of the input, and the network does not learn. Mutations still reach all legal graphs
     while True:
         graph = canonical(grow(rng, rng.randint(1, MAX_PATH)))
         if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph, cfg) < 0.5:
@@ -1014,7 +1015,7 @@ class OperationPriority:
 # The edits of an attention. Each yields (new operation or None, tree) for every tree of tree_of()
 # that can replace the tree `old`; `others` are the inputs and the operations before it. Some of the
 # results are illegal.
-# D7: these five edits; the paper names none
+# D7: a mutation is one of these five edits of a graph; the paper names none
 
 
 def applied(parts, others):
@@ -1324,9 +1325,10 @@ def first_super_net(source, run, data, cfg):
         if source[1]:
             first.write_back([(source[1], model.state_dict())])
     elif cfg.warm_times:
-        # D40: a warm start. The embeddings, FFNs, norms and heads are those of the hand-designed
-        # network that learns soonest, after --warm_times x --steps steps; convolutions and
-        # attentions stay random. A candidate's few steps then show what its mixers are good for
+        # D40: a warm start trains what all candidates share. The embeddings, FFNs, norms and heads
+        # are those of the hand-designed network that learns soonest, after --warm_times x --steps
+        # steps; convolutions and attentions stay random. A candidate's few steps then show what its
+        # mixers are good for
         archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
         longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
         no_tasks = dataclasses.replace(data, tasks={})
@@ -1572,8 +1574,8 @@ def language_batch(data, corpus, cfg, first, count):
 def micro_batches(cfg, ranks, first, step):
     """This process's micro-batches of a step: (settings, number of the first sequence, number of
     sequences) each."""
-    # D39: a sequence-length warm-up. An attention alone hardly learns word order from long
-    # sequences, so --short of the steps have a quarter of the length (8 tokens or more) and four
+    # D39: training starts with short sequences. An attention alone hardly learns word order from
+    # long ones, so --short of the steps have a quarter of the length (8 tokens or more) and four
     # times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this paper has 128
     # throughout
     times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1

@@ -84,7 +84,7 @@ class Config:
     variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # row of Table 3; ebl: the paper's method
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models for each micro-batch [1, 10000]
-    # D18: sequences of 128 tokens; the paper times 128 and names no other length
+    # D18: sequences have 128 tokens; the paper times 128 and names no other length
     length: int = 128  # tokens a sequence, special ones included (D18) [8, 512]
     steps: int = 0  # steps of the SuperPLM; 0: 5 passes over the corpus, Sec. 4.1
     further_steps: int = 0  # steps of one model; 0: 5 passes, from scratch 10 like BERT-S*
@@ -633,8 +633,8 @@ def mutate(arch, space, rng):
 def fast_candidates(space, predict, limit):
     """Sec. 4.4: one architecture for each depth, by the rule 1.6 d^m <= d^f <= 1.9 d^m and
     0.7 d^m <= d^q|k|v <= d^m."""
-    # D11: of each depth the architecture predicted slowest within 95% of the limit, so that most
-    # meet the limit when they are measured; the paper does not say which
+    # D11: "fast" takes of each depth the architecture predicted slowest within 95% of the limit;
+    # the paper does not say which. Most then meet the limit when they are measured
     candidates = []
     for layers in space["layers"]:
         archs = [Arch(layers, hidden, ffn, heads, qkv)
@@ -662,8 +662,8 @@ def propose(history, number, cfg, predict, limit):
 
     history: dicts of "id", "round", "arch" (text), "score" and "diverged".
     """
-    # D3: all proposals are new and predicted within the limit, and there are fewer than S where
-    # 20 S turns give no more; as printed, Alg. 2 can propose one twice, or one that is too slow
+    # D3: all proposals are new and predicted within the limit; as printed, Alg. 2 can propose one
+    # twice, or one that is too slow. There are fewer than S where 20 S turns give no more
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
@@ -782,9 +782,9 @@ def schedule(step, steps, warmup):
 def draw_text(text, data, cfg, phase, position, count):
     """ids, token_type_ids (R, T) and lengths (R,) of `count` sequences, from number `position` on,
     of the endless stream of a phase from a Corpus."""
-    # D8: sequences are [CLS] A [SEP] B [SEP], where text B follows text A (or [CLS] A [SEP] of one
-    # long sentence), so that fine-tuning meets a trained token type embedding; a tenth are shorter,
-    # as in BERT, and there is no next-sentence loss. The paper does not say; its code has no pairs
+    # D8: sequences are pairs, [CLS] A [SEP] B [SEP] with B after A; the paper does not say, and its
+    # code has no pairs. So fine-tuning meets a trained token type embedding. One long sentence is
+    # [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
     pairs = text.segments(position, count, cfg.length - 3, seed_of(cfg.seed, phase))
     return corpus.join(
         pairs.segment_a, pairs.length_a, pairs.segment_b, pairs.length_b, data.tokenizer)
@@ -842,7 +842,8 @@ def held_out_loss(model, data, cfg, examples=256, largest_batch=256):
 
 def score_mlm(model, data, cfg):
     """The task "MLM-saved": {"main": 1 - loss / ln V on held-out text, "loss"}. Raises Diverged."""
-    # D12: masked words as a proxy task; after minutes of pre-training SQuAD and MNLI show nothing
+    # D12: masked tokens can be a proxy task; after minutes of pre-training SQuAD and MNLI show
+    # nothing
     loss = held_out_loss(model.to(data.device), data, cfg, 1024, 64)
     if not math.isfinite(loss):
         raise Diverged("MLM-saved: the loss is NaN or infinite")

@@ -130,15 +130,16 @@ SMOOTHING = 0.1  # label smoothing, Sec. 6
 AVERAGED = 10
 LENGTH_PENALTY = 0.6  # of beam search, Sec. 4.1.4
 MUTATION = 0.3  # the chance that a value of an architecture is drawn again, as in HAT
-# D8: "discarding the fastest and slowest 10% models" (Sec. 3.1.2) can mean architectures or, as in
-# the released code, the timings of one architecture. Both are discarded here.
+# D8: the fastest and slowest 10% are discarded of the architectures and of the timings of each;
+# "discarding the fastest and slowest 10% models" (Sec. 3.1.2) can mean the former or, as in the
+# released code, the latter.
 DROPPED = 0.1
 PRUNES_FROM = 160  # samples; a fifth of them, 32 sub-nets, measure the importance of features
 # D15: without --latency_limit the limit is this fraction of the samples' median latency. The paper
 # gives no limit; the released search for images uses 15.06 ms.
 LIMIT_FRACTION = 0.9
-# D25*: the released code drops an architecture if the standard deviation of its timings is 1.5% of
-# their mean or more. Here all architectures are kept.
+# D25*: architectures with noisy timings are kept; the released code drops one if the standard
+# deviation of its timings is 1.5% of their mean or more.
 UNTIMED = 5  # runs before the timed ones, as in HAT
 FEWEST = 20  # sub-nets that the rankers need
 GEOMETRY = (  # settings that shape a model
@@ -188,8 +189,8 @@ IMAGE_PRESETS = {  # a sub-dictionary holds for one action
         warmup=1 / 12,
         steps=600,
         save_every=6),
-    # D10: Sec. 6's batches are read as those of one GPU: 64 images on each of 4 GPUs, as in the
-    # released code, and 4,400 tokens on each of 8.
+    # D10: Sec. 6's batches are those of one GPU; 64 images on each of 4, as in the released code,
+    # and 4,400 tokens on each of 8.
     "base": dict(batch=256, accumulate=4, search=dict(held_out=5000)),
 }
 TEXT_PRESETS = {
@@ -219,7 +220,7 @@ TEXT_PRESETS = {
         steps=1200,
         save_every=12,
         search=dict(save_every=100, held_out=300)),
-    # D16: settings that Sec. 6 does not list are RankNAS's: dropout of 0.3, and 50,000 steps of the
+    # D16: settings that Sec. 6 does not list are RankNAS's; dropout of 0.3, and 50,000 steps of the
     # super-net with 8,000 of warm-up. Left out are RankNAS's dropout on attention and after ReLU
     # (for images too), its early end of the super-net, its 16 batches a step and its 800 epochs.
     "base": dict(
@@ -252,8 +253,8 @@ DRY_RUN = dict(
 # --- search space ---------
 
 # D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, but not in
-# cross-attention, where a distance means nothing. "plain" has none; it is the type of Table 5's
-# vanilla Transformer.
+# cross-attention; a distance means nothing there. "plain" has none, as Table 5's vanilla
+# Transformer.
 TYPES = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # features that name a type of attention
 
@@ -472,8 +473,8 @@ def parse_arch(text, cfg):
             f"--arch {text[:60]!r} is no architecture; give one of {', '.join(published)}, "
             "a best.json, or a text like --describe's") from None
     if named and attn_type:
-        # D13: Sec. 4.5 does not say which attention "all" means. Here "all linear" is all layers of
-        # the encoder, "all softmax" every attention.
+        # D13: "all linear" is all layers of the encoder, "all softmax" every attention; Sec. 4.5
+        # does not say.
         arch = retype(arch, attn_type, PARTS if attn_type == "softmax" else PARTS[:1])
     if bool(arch.decoder_layers) != (cfg.task == "wmt14"):
         raise UserError(f"--arch {text}: a translator has a decoder, a network for images has none")
@@ -518,7 +519,7 @@ def linear_state(k, v, mask=None):
 
     k (B, N, S, 2D) is reweighted; v (B, N, S, D); mask (B, S), True where there is no padding.
     """
-    # D1*: padding stays out of both sums, and M is the true length. cosFormer's code takes the
+    # D1*: padding stays out of both sums, and M is the true length; cosFormer's code takes the
     # padded length, so that the output of a sentence depends on its batch. In cross-attention M is
     # the source's length on both sides; target tokens after it have the position of its end. In
     # causal attention M is --length, since a prefix must not know where its sentence ends. So
@@ -579,8 +580,9 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D12: Xavier's uniform bound for the widest network, one for each block. ImageModel scales
-        # patches, class token and positions to similar sizes. The paper names no initialisation.
+        # D12: initial weights are uniform, with Xavier's bound for the widest network. ImageModel
+        # scales patches, class token and positions to similar sizes. The paper names no
+        # initialisation.
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
@@ -711,9 +713,10 @@ class ImageModel(nn.Module):
         super().__init__()
         self.arch = arch
         self.cfg = cfg
-        # D4: as in the released code, images are enlarged to 224 pixels, and one convolution, a
-        # linear map of patches of 16 x 16, gives 14 x 14 tokens, 197 with the class token. Sec.
-        # 4.1.3 mentions "convolutional layers", and 256 elements, which contradicts 14 x 14.
+        # D4: images are enlarged to 224 pixels and cut into 14 x 14 patches, as in the released
+        # code; Sec. 4.1.3 mentions "convolutional layers", and 256 elements, which contradicts 14 x
+        # 14. One convolution, a linear map of patches of 16 x 16, gives 197 tokens with the class
+        # token.
         self.tokens = (cfg.image // cfg.patch) ** 2 + 1
         width = arch.hidden
         self.patches = Linear(3 * cfg.patch ** 2, width)
@@ -735,8 +738,8 @@ class ImageModel(nn.Module):
         x = torch.cat([token, self.patches(patches, width)], dim=1)  # (B, T, H)
         x = x * math.sqrt(width) + self.position_embedding[:, :width]
         x = F.dropout(x, self.cfg.dropout, self.training)
-        # D22: positions of the cosine and relative positions count the class token and then the
-        # patches, row by row, as in the released code. So the patch below is 14 positions away.
+        # D22: positions count the class token and then the patches, row by row, as in the released
+        # code. So the patch below is 14 positions away, for the cosine and for relative positions.
         cosines = cosines_at(torch.arange(self.tokens, device=x.device), self.tokens)
         x = self.layers(x, arch, cosines)[-1]
         return self.head(self.norm(x)[:, 1:].mean(1), 10)
@@ -833,8 +836,8 @@ class Ranker:
     = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures.
     10% choose when to stop. The last 10% are held out for Kendall's tau.
     """
-    # D6*: the released ranker is a regression by boosted trees, and the importance of a feature is
-    # its own |tau| with the values.
+    # D6*: the ranker compares pairs, as in the paper; the released one is a regression by boosted
+    # trees, and the importance of a feature is its own |tau| with the values.
 
     def __init__(self, space, archs, values, seed=0, steps=400):
         generator = torch.Generator().manual_seed(seed)
@@ -909,8 +912,8 @@ class Ranker:
 def prune(space, importances, samples, keep):
     """Sec. 3.1.2, pruning: the space in which only `keep` features are searched (0: all). samples:
     (loss, architecture) of the sub-nets within the latency limit."""
-    # D7: the paper does not say how. Here `keep` features are searched, taken alternately from the
-    # lists by importance for the loss and for the latency. The attention types are always searched.
+    # D7: `keep` features are searched, taken alternately from the lists by importance for the loss
+    # and for the latency; the paper does not say how. The attention types are always searched.
     # Other features get their commonest value in the better tenth of the samples. CIFAR-10 keeps 3
     # of its 5 features (the paper 5), translation 7, as many as are in the two lists of Sec. 7.1.
     if not keep:
@@ -1204,9 +1207,9 @@ def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
 def learning_rate(step, cfg):
     """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's
     inverse square root."""
-    # D17: Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends, and a minimum of 1e-7, where fairseq
-    # would stop training: the cosine ends at 1e-6. Sec. 6.1's minimum, 1e-9, is never reached, and
-    # its "max lr: 1" contradicts lr 7e-4: both are ignored.
+    # D17: the cosine ends at 1e-6; Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends, and a
+    # minimum of 1e-7, where fairseq would stop training. Sec. 6.1's minimum, 1e-9, is never
+    # reached, and its "max lr: 1" contradicts lr 7e-4: both are ignored.
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
         return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
