@@ -799,10 +799,8 @@ def training_batches(text, cfg, ranks, start):
         examples = lengths.argsort(stable=True).split(size)
         batches = []
         for number in range(ranks.rank, cfg.accumulate, ranks.size):
-            chosen = {name: value[examples[number]]
-                      for name, value in vars(segments).items()}
             batches.append(language_batch(
-                dataclasses.replace(segments, **chosen),
+                segments[examples[number]],
                 text.tokenizer,
                 cfg,
                 cfg.objective,

@@ -1350,8 +1350,7 @@ def measure_seconds(data, cfg):
     optimizer = make_optimizer(model, cfg.weight_decay)
     for _ in range(4):
         began = time.perf_counter()
-        batches = (language_batch(data, data.train, *part)
-                   for part in micro_batches(cfg, alone, 0, cfg.steps - 1))
+        batches = training_batches(data, cfg, alone, 0, [cfg.steps - 1])
         float(train_step(model, optimizer, batches, cfg, alone)[1])  # waits for a GPU
         step = time.perf_counter() - began
     tokens = sum(task.steps * task.recipe.batch * task.splits["train"].lengths.mean()
@@ -1515,10 +1514,9 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
         Checkpoint, keep_model, load_file, read_init, read_json, save_file, share_out, take_over,
         write_atomic, write_json)
     from common.distributed import (
-        Pace, Ranks, autocast, gather, launch, layer_activations, micro_batch_range, move,
-        no_sync_until, on_main, per_second, prefetch, prepare_model, print0, print_device_use,
-        progress, reduce_mean, seed_everything, seed_of, send, set_accumulate, to_host,
-        training_cost)
+        Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
+        per_second, prefetch, prepare_model, print0, print_device_use, progress, reduce_mean,
+        seed_everything, seed_of, send, set_accumulate, to_host, training_cost)
     from common.finetune import (
         GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
         percent, predict, print_summary, run_jobs, shown_name, summarise)
@@ -1552,11 +1550,10 @@ def make_optimizer(model, weight_decay):
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
-def language_batch(data, corpus, cfg, first, count):
-    """Sequences number first to first + count - 1 of an endless stream: ids, token_type_ids (B, T),
-    lengths (B,) or None, masked positions, labels (M,), next-sentence labels (B,)."""
-    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", first))
-    text = corpus.segments(first, count, cfg.length - 3, cfg.seed)
+def language_batch(text, data, cfg, number):
+    """data.corpus.Segments as inputs and labels: ids, token_type_ids (B, T), lengths (B,) or None,
+    masked positions, labels (M,), next-sentence labels (B,). number seeds the masks."""
+    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", number))
     second, second_length, next_labels = draw_next_sentence(text, generator)
     ids, token_type_ids, lengths = join(text.segment_a, text.length_a, second, second_length,
                                   data.tokenizer, empty_b=True)  # [CLS] A [SEP] B [SEP]
@@ -1571,18 +1568,29 @@ def language_batch(data, corpus, cfg, first, count):
     return send((ids, token_type_ids, lengths, masked_positions, labels, next_labels), data.device)
 
 
-def micro_batches(cfg, ranks, first, step):
-    """This process's micro-batches of a step: (settings, number of the first sequence, number of
-    sequences) each."""
-    # D39: training starts with short sequences. An attention alone hardly learns word order from
-    # long ones, so --short of the steps have a quarter of the length (8 tokens or more) and four
-    # times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this paper has 128
-    # throughout
-    times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
-    own = dataclasses.replace(cfg, length=cfg.length // times)
-    count = times * cfg.batch // cfg.accumulate
-    for number in micro_batch_range(ranks, cfg.accumulate):
-        yield own, times * (first + step * cfg.batch) + number * count, count
+def training_batches(data, cfg, ranks, first, steps):
+    """Yield this process's micro-batches of the steps, (weight, batch) each; first: number of the
+    first sequence. weight: tokens of the micro-batch, divided by the mean of the step's."""
+    for step in steps:
+        # D39: training starts with short sequences. An attention alone hardly learns word order
+        # from long ones, so --short of the steps have a quarter of the length (8 tokens or more)
+        # and four times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this
+        # paper has 128 throughout
+        times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
+        own = dataclasses.replace(cfg, length=cfg.length // times)
+        begin = times * (first + step * cfg.batch)
+        text = data.train.segments(begin, times * cfg.batch, own.length - 3, cfg.seed)
+        # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
+        # that few are padded, and the MLM loss is weighted by tokens; the paper does not say how
+        # a batch is divided
+        lengths = (text.length_a + text.length_b).float()
+        size = times * cfg.batch // cfg.accumulate
+        examples = lengths.argsort(stable=True).split(size)
+        for number in range(ranks.rank, cfg.accumulate, ranks.size):
+            chosen = examples[number].sort().values
+            weight = lengths[chosen].mean() / lengths.mean()
+            batch = language_batch(text[chosen], data, own, begin + number * size)
+            yield weight.item(), batch
 
 
 def language_losses(model, batch, cfg, device):
@@ -1599,12 +1607,14 @@ def language_losses(model, batch, cfg, device):
 def train_step(network, optimizer, batches, cfg, ranks, *key):
     """One step of pre-training on this process's micro-batches; `key` and the number of the
     micro-batch seed the dropout. Returns the mean losses (2,) and the norm of the gradient."""
-    numbers = micro_batch_range(ranks, cfg.accumulate)
+    numbers = range(ranks.rank, cfg.accumulate, ranks.size)
     total = 0.0
     for number in numbers:
         seed_everything(cfg.seed, "language model", *key, number)
         with no_sync_until(network, ranks, last=number == numbers[-1]):
-            losses, _ = language_losses(network, next(batches), cfg, ranks.device)
+            weight, batch = next(batches)
+            losses, _ = language_losses(network, batch, cfg, ranks.device)
+            losses[0] = weight * losses[0]
             (sum(losses) / len(numbers)).backward()
         total = total + torch.stack(losses).detach() / len(numbers)
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
@@ -1622,8 +1632,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
     begin = checkpoint.restore().get("step", 0)
     pace = Pace(ranks, cfg.save_minutes)
     network = prepare_model(model, ranks, cfg.compile)
-    batches = (language_batch(data, data.train, *part) for step in range(begin, cfg.steps)
-               for part in micro_batches(cfg, ranks, first, step))
+    batches = training_batches(data, cfg, ranks, first, range(begin, cfg.steps))
     batches = prefetch(batches, ranks.device)
     model.train()
     for step in range(begin, cfg.steps):
@@ -1654,7 +1663,8 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     sums = torch.zeros(2, 3, dtype=torch.float64, device=data.device)  # loss, right, labels
     model.eval()
     for first in range(ranks.rank * count, sequences, ranks.size * count):
-        batch = language_batch(data, data.dev, own, first, count)
+        text = data.dev.segments(first, count, own.length - 3, own.seed)
+        batch = language_batch(text, data, own, first)
         losses, answers = language_losses(model, batch, cfg, data.device)
         for total, loss, (logits, labels) in zip(sums, losses, answers):
             known = (labels >= 0).sum()

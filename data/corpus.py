@@ -63,6 +63,10 @@ class Segments:
     other: torch.Tensor  # (B, length) text of another document to replace segment_b
     length_other: torch.Tensor  # (B,)
 
+    def __getitem__(self, chosen):
+        """The Segments of the chosen examples."""
+        return Segments(*(value[chosen] for value in vars(self).values()))
+
 
 class Corpus:
     """A prepared folder, or a part of its documents.
