@@ -31,6 +31,7 @@ import shutil
 import statistics
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -69,14 +70,14 @@ class Config:
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search
     train_examples: int = 0  # training examples of each task; 0: all
     # model
-    arch: str = "autobert-zero"  # | bert | text | best.json
+    arch: str = "autobert-zero"  # autobert-zero | bert | text form | best.json
     layers: int = 12  # L [>= 1]
     hidden: int = 768  # d [>= 1]
     heads: int = 12  # A [>= 1]
     ffn: int = 3072  # d_ff [>= 1]
     embedding: int = 0  # width of the token embedding; 0: hidden; 128 gives the 13M of small
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
-    init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 [> 0]
+    init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 [0.001, 1]
     # pre-training, in --search of a candidate
     length: int = 128  # tokens in a sequence, special ones included [8, 512]
     steps: int = 40000  # Sec. 4.1; 0: 40 passes over the corpus, App. D.2, --pretrain only
@@ -339,7 +340,7 @@ def parse_formula(text):
                 return "matmul", read(left), read(right)
             case ast.Attribute(value, "T"):
                 return "transpose", read(value)
-            case ast.Call(ast.Name(name), values):
+            case ast.Call(ast.Name(name), values, []):
                 op = functions.get(name, name)
                 if op in OPS and len(values) == (1 if op in UNARY else 2):
                     return op, *map(read, values)
@@ -417,7 +418,7 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 ))
 
 
-# D27: AutoBERT-att, -conv and w/o-desc of Tables 2, 3 are searched networks of Figures 9 to 11
+# D27: AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built; the paper only draws them
 
 
 def stretch(arch, layers):
@@ -433,10 +434,14 @@ def stretch(arch, layers):
 def read_arch(name, layers):
     """The architecture of --arch and --layers. Raises ValueError with the reason."""
     if name.endswith(".json"):
-        name = str(json.loads(Path(name).read_text(encoding="utf-8"))["arch"])
+        content = json.loads(Path(name).read_text(encoding="utf-8"))
+        if "arch" not in content:
+            raise ValueError("it has no architecture; name a best.json")
+        name = str(content["arch"])
     named = {"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}
     arch = parse_arch(named.get(name, name))
-    if name == "autobert-zero" or layers == 2 * len(arch):
+    pairs = len(arch) % 2 == 0
+    if name == "autobert-zero" or pairs and layers == 2 * len(arch):
         arch = stretch(arch, layers)
     if len(arch) != layers:
         raise ValueError(f"it has {len(arch)} layers; set --layers {len(arch)}")
@@ -1185,8 +1190,8 @@ def propose(history, number, cfg):
 def evaluate_candidate(arch, number, supernet, data, cfg, path):
     """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}.
 
-    number: of the round; each round reads its own text, a network that is trained again that of
-    round 0. path.pt gets the candidate's pre-trained weights.
+    number: of the round. Each round reads its own part of the text; a network that is trained again
+    reads that of round 0. path.pt gets the candidate's pre-trained weights.
     """
     began = time.perf_counter()
     alone = Ranks(0, 1, data.device)
@@ -1555,8 +1560,8 @@ def language_batch(text, data, cfg, number):
     masked positions, labels (M,), next-sentence labels (B,). number seeds the masks."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", number))
     second, second_length, next_labels = draw_next_sentence(text, generator)
-    ids, token_type_ids, lengths = join(text.segment_a, text.length_a, second, second_length,
-                                  data.tokenizer, empty_b=True)  # [CLS] A [SEP] B [SEP]
+    ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
+        text.segment_a, text.length_a, second, second_length, data.tokenizer, empty_b=True)
     # T is rounded up, so that torch.compile meets at most eight widths
     multiple = max(8, cfg.length // 8)
     width = min(cfg.length, multiple * math.ceil(int(lengths.max()) / multiple))
@@ -1749,6 +1754,8 @@ def read_run(cfg):
     owned = read_init(cfg, {"search": SHAPE, "pretrain": trained, "finetune": trained}, FOLLOWED)
     if "model" in owned:
         return owned["model"], resolve_arch(cfg), "--init"
+    if not Path(cfg.init, "best.pt").exists():
+        warnings.warn(f"{cfg.init}: no best.pt; its convolutions and attentions may be untrained")
     if "arch" not in cfg.given:
         cfg.arch = f"{cfg.init}/best.json"
     return owned["supernet"], None, "--init"
@@ -1836,7 +1843,7 @@ def answer(cfg, path):
 
 def finetune(cfg, text):
     """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
-    MNLI job."""
+    MNLI job (App. D.2)."""
     names = parse_tasks(text, recipes(cfg), GROUPS)
     with launch(cfg.device, cfg.dtype) as ranks:
         needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
@@ -1850,7 +1857,8 @@ def finetune(cfg, text):
 
         def work(job, mnli):
             name, number = job.rsplit("-", 1)
-            # D36: one learning rate and weight decay, App. D.1's; App. D.2 chooses among 12 pairs
+            # D36: one learning rate and weight decay, App. D.1's, and one evaluation interval; App.
+            # D.2 chooses among 12 pairs and two intervals
             settings = dataclasses.replace(cfg, seed=cfg.seed + int(number))
             start = source
             if mnli:
@@ -1875,12 +1883,15 @@ def export(cfg, name):
     source = read_run(cfg)
     arch = resolve_arch(cfg)
     tokenizer = load_tokenizer(cfg.tokenizer)
-    vocabulary = path.with_name(tokenizer.file_name)
-    exists = [each for each in (path, path.with_suffix(".pt")) if each.is_file()]
-    if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
-        exists.append(vocabulary)
-    if exists:
-        raise UserError(f"--export {name}: {exists[0]} exists already; choose another folder")
+    write = write_hugging_face  # refuses a folder that is not empty
+    if path.suffix == ".py":
+        write = write_network
+        exists = [each for each in map(path.with_suffix, (".py", ".pt", ".mmd")) if each.exists()]
+        vocabulary = path.with_name(tokenizer.file_name)
+        if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
+            exists.append(vocabulary)
+        if exists:
+            raise UserError(f"--export {name}: {exists[0]} exists already; choose another folder")
     model = LanguageModel(arch, cfg)
     labels = None
     length = cfg.length
@@ -1891,7 +1902,6 @@ def export(cfg, name):
         labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     print(start_from(model, source))
-    write = write_network if path.suffix == ".py" else write_hugging_face
     write(path, model, cfg, tokenizer, labels, length)
     print(f"{path}: written, with weights, drawing and {tokenizer.file_name}")
 
@@ -1933,6 +1943,8 @@ def check(cfg, action):
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
+    if action == "search" and not cfg.steps:
+        raise UserError("--steps 0: only --pretrain takes passes over the corpus")
     if action in ("predict", "export") and not cfg.init:
         raise UserError(f"--{action}: name the run of the model with --init")
 

@@ -60,10 +60,10 @@ def parse_tasks(text, recipes, groups=None):
     known["glue"] = [name for name in recipes if name in glue.TASKS]
     known["squad"] = [name for name in recipes if name.startswith("SQuAD")]
     by_word = {word.lower(): names for word, names in known.items()}
-    words = text.lower().replace(",", " ").split()
+    words = text.lower().replace(",", " ").split() or [text]
     for word in words:
         if word not in by_word:
-            raise UserError(f"{word}: choose from {', '.join(known)}")
+            raise UserError(f"{word!r}: choose from {', '.join(known)}")
     return list(dict.fromkeys(name for word in words for name in by_word[word]))
 
 

@@ -279,6 +279,7 @@ def write_network(path, model, cfg, tokenizer, labels, length):
     home = sys.modules[type(model).__module__]
     weights = path.with_suffix(".pt")
     code = write_code(home, model.encoder.arch, weights.name, cfg, tokenizer, labels, length)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, code)
     write_atomic(path.with_suffix(".mmd"), mermaid(home, model.encoder.arch))
     tokenizer.save(path.parent)

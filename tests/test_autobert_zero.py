@@ -90,6 +90,7 @@ def test_the_text_form_is_read_back_and_shares_sub_expressions():
     "Q @ K",
     "softmax(Q)",
     "conv4",
+    "softmax(Q, dim=0) + K",
 ])
 def test_illegal_text_is_refused(text):
     with pytest.raises(ValueError, match="layer 1: "):
@@ -112,6 +113,8 @@ def test_published_architecture():
     assert large[:4] == arch[:2] * 2
     small = abz.read_arch("autobert-zero", 4)
     assert small == arch[:2] + arch[-2:]
+    with pytest.raises(ValueError, match="3 layers"):  # not pairs
+        abz.read_arch("conv3 | conv5 | conv7", 6)
 
 
 @pytest.mark.parametrize("name, preset, embedding, total, attention", [

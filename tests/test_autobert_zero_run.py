@@ -1,6 +1,7 @@
 """autobert_zero.py as a program: what its actions write and how they end."""
 import re
 import shlex
+import shutil
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
 
 def test_the_network_of_a_search_is_exported_as_it_ended(searched, tmp_path):
     """With the weights of the finalist, trained again."""
-    path = tmp_path / "net.py"
+    path = tmp_path / "new" / "net.py"
     assert abz.main(["--export", str(path), "--init", str(searched)]) == 0
     best = read_json(searched / "best.json")["id"]
     saved = torch.load(searched / "finalists" / f"{best}.pt")
@@ -79,10 +80,18 @@ def test_the_network_of_a_search_is_exported_as_it_ended(searched, tmp_path):
         assert torch.equal(state[name], saved[name])
 
 
+def test_a_search_without_a_trained_network_says_so(searched, tmp_path):
+    shutil.copytree(searched, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "best.pt").unlink()
+    with pytest.warns(UserWarning, match="untrained"):
+        abz.main(["--describe", "--init", str(tmp_path)])
+
+
 @pytest.mark.peers
 def test_auto_model_opens_an_exported_folder(searched, tmp_path):
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "folder"
+    write(tmp_path / "spiece.model", "theirs")
     assert abz.main(["--export", str(folder), "--init", str(searched)]) == 0
     automatic = transformers.AutoModel
     theirs = automatic.from_pretrained(folder, trust_remote_code=True).eval()
