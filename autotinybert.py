@@ -997,16 +997,20 @@ def train_further(model, data, cfg, run, folder, warmup):
 # Where a model starts.
 
 
-def read_model(path, cfg, arch=""):
-    """(folder, Arch, {our name: weight}, positions), as hf_models.read_model finds them."""
+def read_model(path, cfg, arch="", longest=0):
+    """(folder, Arch, {our name: weight}, positions), as hf_models.read_model finds them. Raises
+    UserError where inputs of `longest` tokens are too long for the model."""
     folder, text, weights = hf_models.read_model(path, cfg, arch)
     positions = len(weights.get("encoder.position_embedding.weight", ()))
+    if longest > positions > 0:
+        raise UserError(f"inputs of {longest} tokens: {folder} has {positions} positions; choose a "
+                        "smaller --length, or --finetune_length for tasks")
     return folder, read_arch(text, folder / "config.json"), weights, positions
 
 
 def load_teacher(cfg, ranks, tokenizer):
     """The frozen Encoder of --teacher."""
-    folder, arch, weights, positions = read_model(cfg.teacher, cfg)
+    folder, arch, weights, positions = read_model(cfg.teacher, cfg, longest=cfg.length)
     check_vocabulary(folder, tokenizer)
     width = weights["encoder.token_embedding.weight"].shape[1]
     teacher = Encoder(arch, tokenizer.vocab_size, 0.0, positions, width)
@@ -1021,7 +1025,11 @@ def start_model(arch, cfg, data, ranks):
     vocab_size = data.tokenizer.vocab_size
     variant = "ebl"
     if cfg.init:
-        folder, whole, weights, positions = read_model(cfg.init, cfg, arch)
+        lengths = [task.recipe.length for task in data.tasks.values() if task]
+        if data.train:
+            lengths.append(cfg.length)
+        folder, whole, weights, positions = read_model(
+            cfg.init, cfg, arch, max(lengths, default=0))
         settings = read_json(folder / "config.json", dict).get("settings", {})
         variant = settings.get("variant", variant)
         seed_everything(cfg.seed, "weights made anew")
@@ -1138,7 +1146,7 @@ def answer(cfg, path):
         tokenizer = load_tokenizer(cfg.tokenizer)
         check_vocabulary(Path(cfg.init), tokenizer)
         task = open_file(path, cfg, tokenizer, recipes())
-        _, arch, weights, positions = read_model(cfg.init, cfg)
+        _, arch, weights, positions = read_model(cfg.init, cfg, longest=task.recipe.length)
         vocab_size = len(weights["encoder.token_embedding.weight"])
         encoder = Encoder(arch, vocab_size, 0.0, positions)
         model = TaskModel(encoder, task.outputs, task.kind == "span")

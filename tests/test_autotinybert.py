@@ -398,6 +398,17 @@ def test_hugging_face_models_are_read(kind, width, tmp_path, words):
         close(logits, at_positions(expected.prediction_logits))
 
 
+def test_inputs_that_are_longer_than_a_model_are_refused(tmp_path, words):
+    model = atb.LanguageModel(atb.parse_arch("1-8-8-1-8"), 50, positions=12)
+    folder = str(exported(tmp_path, model, words))
+    cfg = dataclasses.replace(TINY, init=folder, teacher=folder)
+    with pytest.raises(atb.UserError, match="12 positions"):
+        atb.load_teacher(cfg, HERE, words)
+    task = types.SimpleNamespace(recipe=atb.recipes()["RTE"])
+    with pytest.raises(atb.UserError, match="128 tokens"):
+        atb.start_model("", cfg, atb.Data(CPU, words, tasks={"RTE": task}), HERE)
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize(
     "kind", ["", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"])
