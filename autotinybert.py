@@ -30,6 +30,7 @@ import re
 import statistics
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -757,8 +758,8 @@ if (Path(__file__).parent / "common").is_dir():
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
     from common.checkpoint import (
-        Checkpoint, keep_model, load_file, read_json, share_out, take_settings, write_atomic,
-        write_json)
+        Checkpoint, keep_model, load_file, processor, read_json, share_out, take_settings,
+        write_atomic, write_json)
     from common.distributed import (
         Pace, autocast, average_gradients, launch, layer_activations, move, on_main, per_second,
         pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
@@ -1185,18 +1186,24 @@ def time_together(archs, cfg):
 def measure_latencies(cfg, path):
     """{arch (text): the lowest of its milliseconds} of the reference, the smallest and random
     architectures. The file keeps the measurements, and a killed run continues after the last."""
-    pick_device(cfg.latency_device)  # UserError where there is none
+    device = pick_device(cfg.latency_device)  # UserError where there is none
     space = search_space(cfg)
     rng = random.Random(f"{cfg.seed} latency")
     archs = dict.fromkeys((cfg.reference, str(smallest_arch(space))))
     while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
         archs[str(sample_arch(space, rng))] = None
     times = read_json(path, dict) if path.exists() else {}
+    here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
+    measured = times.setdefault("processor", here)
+    if measured != here:
+        warnings.warn(f"{path}: latencies of {measured}; what is left, and the winners, are "
+                      f"measured on {here}")
     for arch in tqdm(archs, desc="latency", disable=None):
         if arch not in times:
             rounds = [time_model(parse_arch(arch), cfg) for _ in range(cfg.latency_rounds)]
             times[arch] = min(rounds)
             write_json(path, times)
+    del times["processor"]
     return times
 
 

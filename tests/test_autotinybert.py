@@ -505,6 +505,15 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_p
     assert not (tmp_path / "superplm").exists()
 
 
+def test_latencies_of_another_processor_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(atb, "time_model", pretended_latency)
+    cfg = dataclasses.replace(TINY, latency_archs=3)
+    times = atb.measure_latencies(cfg, tmp_path / "latency.json")
+    monkeypatch.setattr(atb, "processor", lambda: "abacus")
+    with pytest.warns(UserWarning, match="abacus"):
+        assert atb.measure_latencies(cfg, tmp_path / "latency.json") == times
+
+
 def test_zero_steps_are_the_papers_passes_over_the_corpus():
     """Sec. 4.1: 5, and 10 from scratch."""
     data = atb.Data(CPU, train=types.SimpleNamespace(slots=lambda length: 16 * length))

@@ -95,6 +95,7 @@ ALBERT = copy("albert", to="out")
 TABLE = [
     # data
     (tuning("CoLA"), "CoLA/train.tsv: no such file & --glue"),
+    (tuning("glue").replace("{here}", "{glue}"), "lacks WNLI & has: CoLA,SST-2,MRPC"),
     (tuning("SQuAD2.0"), "train-v2.0.json: no such file & --squad"),
     (tuning("RACE"), "train/middle: no passages"),
     (IMAGES, "3073-byte records", copy("cifar10", edit("data_batch_1.bin", lambda old: old[:-1]))),
