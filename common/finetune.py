@@ -259,7 +259,7 @@ def task_files(names, cfg, flag, search):
     missing."""
     files = []
     there = [name for name in glue.TASKS if Path(cfg.glue, name).is_dir()]
-    missing = [name for name in names if name in glue.TASKS and name not in there]
+    missing = sorted({*names} & {*glue.TASKS} - {*there})
     if flag == "glue" and there and missing:
         raise UserError(f"--glue {cfg.glue}: it lacks {', '.join(missing)}; name tasks that it "
                         f"has: {','.join(there)}")
