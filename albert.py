@@ -486,7 +486,7 @@ def flops(cfg):
     return counter.get_total_flops()
 
 # --- objective ------------
-# All random numbers come from one generator: an example depends on its number in the stream alone.
+# All random numbers of a batch come from one generator, seeded by the number of its first example.
 
 
 def join(segment_a, length_a, segment_b, length_b, tokenizer):
@@ -980,10 +980,12 @@ def pretrain(cfg):
 
 def check_pairs(text, cfg):
     """UserError if the objective needs sequences with an order and there are none."""
-    segments = cut_segments(text.train, cfg, "sop", 0, 8192)
-    if cfg.objective != "none" and not segments.length_b.any():
+    segments = cut_segments(text.train, cfg, cfg.objective, 0, 8192)
+    second = segments.length_other if cfg.objective == "nsp" else segments.length_b
+    if cfg.objective != "none" and not second.any():
         raise UserError(
-            f"{cfg.corpus[0]}: no two sentences of a document fit into --length {cfg.length}; "
+            f"{cfg.corpus[0]}: no two sentences of a document (for nsp: of two documents) fit into "
+            f"--length {cfg.length}; "
             "raise it, or write one sentence a line and blank lines between documents, or use "
             "--objective none")
 
@@ -1179,7 +1181,6 @@ def ensemble_job(task, cfg, folder):
     return {
         "job": folder.name,
         "task": task.name,
-        "setting": [],
         "diverged": None,
         "metrics": write_outputs(task, outputs, folder),
         **task.context(),

@@ -30,6 +30,7 @@ import re
 import statistics
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -757,8 +758,8 @@ if (Path(__file__).parent / "common").is_dir():
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
     from common.checkpoint import (
-        Checkpoint, keep_model, load_file, read_json, share_out, take_settings, write_atomic,
-        write_json)
+        Checkpoint, keep_model, load_file, processor, read_json, share_out, take_settings,
+        write_atomic, write_json)
     from common.distributed import (
         Pace, autocast, average_gradients, launch, layer_activations, move, on_main, per_second,
         pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
@@ -997,16 +998,20 @@ def train_further(model, data, cfg, run, folder, warmup):
 # Where a model starts.
 
 
-def read_model(path, cfg, arch=""):
-    """(folder, Arch, {our name: weight}, positions), as hf_models.read_model finds them."""
+def read_model(path, cfg, arch="", longest=0):
+    """(folder, Arch, {our name: weight}, positions), as hf_models.read_model finds them. Raises
+    UserError where inputs of `longest` tokens are too long for the model."""
     folder, text, weights = hf_models.read_model(path, cfg, arch)
     positions = len(weights.get("encoder.position_embedding.weight", ()))
+    if longest > positions > 0:
+        raise UserError(f"inputs of {longest} tokens: {folder} has {positions} positions; choose a "
+                        "smaller --length, or --finetune_length for tasks")
     return folder, read_arch(text, folder / "config.json"), weights, positions
 
 
 def load_teacher(cfg, ranks, tokenizer):
     """The frozen Encoder of --teacher."""
-    folder, arch, weights, positions = read_model(cfg.teacher, cfg)
+    folder, arch, weights, positions = read_model(cfg.teacher, cfg, longest=cfg.length)
     check_vocabulary(folder, tokenizer)
     width = weights["encoder.token_embedding.weight"].shape[1]
     teacher = Encoder(arch, tokenizer.vocab_size, 0.0, positions, width)
@@ -1021,7 +1026,11 @@ def start_model(arch, cfg, data, ranks):
     vocab_size = data.tokenizer.vocab_size
     variant = "ebl"
     if cfg.init:
-        folder, whole, weights, positions = read_model(cfg.init, cfg, arch)
+        lengths = [task.recipe.length for task in data.tasks.values() if task]
+        if data.train:
+            lengths.append(cfg.length)
+        folder, whole, weights, positions = read_model(
+            cfg.init, cfg, arch, max(lengths, default=0))
         settings = read_json(folder / "config.json", dict).get("settings", {})
         variant = settings.get("variant", variant)
         seed_everything(cfg.seed, "weights made anew")
@@ -1138,7 +1147,7 @@ def answer(cfg, path):
         tokenizer = load_tokenizer(cfg.tokenizer)
         check_vocabulary(Path(cfg.init), tokenizer)
         task = open_file(path, cfg, tokenizer, recipes())
-        _, arch, weights, positions = read_model(cfg.init, cfg)
+        _, arch, weights, positions = read_model(cfg.init, cfg, longest=task.recipe.length)
         vocab_size = len(weights["encoder.token_embedding.weight"])
         encoder = Encoder(arch, vocab_size, 0.0, positions)
         model = TaskModel(encoder, task.outputs, task.kind == "span")
@@ -1177,18 +1186,24 @@ def time_together(archs, cfg):
 def measure_latencies(cfg, path):
     """{arch (text): the lowest of its milliseconds} of the reference, the smallest and random
     architectures. The file keeps the measurements, and a killed run continues after the last."""
-    pick_device(cfg.latency_device)  # UserError where there is none
+    device = pick_device(cfg.latency_device)  # UserError where there is none
     space = search_space(cfg)
     rng = random.Random(f"{cfg.seed} latency")
     archs = dict.fromkeys((cfg.reference, str(smallest_arch(space))))
     while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
         archs[str(sample_arch(space, rng))] = None
     times = read_json(path, dict) if path.exists() else {}
+    here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
+    measured = times.setdefault("processor", here)
+    if measured != here:
+        warnings.warn(f"{path}: latencies of {measured}; what is left, and the winners, are "
+                      f"measured on {here}")
     for arch in tqdm(archs, desc="latency", disable=None):
         if arch not in times:
             rounds = [time_model(parse_arch(arch), cfg) for _ in range(cfg.latency_rounds)]
             times[arch] = min(rounds)
             write_json(path, times)
+    del times["processor"]
     return times
 
 

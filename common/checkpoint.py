@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import socket
@@ -217,6 +218,13 @@ def release_locks(*paths):
 
 
 # Run folders
+
+
+def processor():
+    """Name of the processor."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
+    return names[0] if names else platform.machine()
 
 
 def environment():

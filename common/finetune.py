@@ -258,6 +258,11 @@ def task_files(names, cfg, flag, search):
     """The files and folders that tasks read of --glue or --squad. Raises UserError where one is
     missing."""
     files = []
+    there = [name for name in glue.TASKS if Path(cfg.glue, name).is_dir()]
+    missing = sorted({*names} & {*glue.TASKS} - {*there})
+    if flag == "glue" and there and missing:
+        raise UserError(f"--glue {cfg.glue}: it lacks {', '.join(missing)}; name tasks that it "
+                        f"has: {','.join(there)}")
     for name in names:
         if flag == "squad" and name.startswith("SQuAD"):
             files += squad.files(cfg.squad, name).values()

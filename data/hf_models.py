@@ -368,11 +368,11 @@ def model_folder(path, first="model"):
     return folder
 
 
-def read_model(path, cfg, arch="", first="model"):
+def read_model(path, cfg, arch=""):
     """(folder, architecture as text, {our name: weight}) of a run folder or a Hugging Face folder.
     Where a run's model is not the `arch` that is wanted, its SuperPLM is read, of which all
     architectures are parts."""
-    folder = model_folder(path, first)
+    folder = model_folder(path)
     config = read_json(folder / "config.json", dict)
     if "model_type" in config:
         try:

@@ -496,6 +496,13 @@ def test_losses_are_means_over_the_step(text):
     assert sums[:3].tolist() == pytest.approx(wanted, rel=1e-5)
 
 
+def test_nsp_needs_two_documents():
+    pairs = SimpleNamespace(length_b=torch.ones(2), length_other=torch.zeros(2))
+    text = Data(CPU, train=SimpleNamespace(sentence_runs=lambda *_, others: pairs))
+    with pytest.raises(albert.UserError):
+        albert.check_pairs(text, tiny(corpus=("text",), objective="nsp"))
+
+
 def test_the_learning_rate_is_scaled_with_the_root_of_the_batch(ready):
     """D19."""
     line = read_jsonl(ready["albert"] / "log.jsonl")[0]

@@ -393,6 +393,9 @@ def test_hugging_face_models_are_read(kind, width, tmp_path, words):
     cfg = dataclasses.replace(TINY, teacher=str(tmp_path))
     states = atb.load_teacher(cfg, HERE, words)(*batch)
     close(states[real], expected.hidden_states[-1][real])
+    cfg.length = 33
+    with pytest.raises(atb.UserError, match="32 positions"):
+        atb.load_teacher(cfg, HERE, words)
     if kind == "bert":
         logits = opened(tmp_path, words).eval()(*batch, POSITIONS)
         close(logits, at_positions(expected.prediction_logits))
@@ -492,6 +495,15 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_p
     assert best["speedup"] >= 3
     assert best["milliseconds"] == pretended_latency(atb.parse_arch(best["arch"]))
     assert not (tmp_path / "superplm").exists()
+
+
+def test_latencies_of_another_processor_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(atb, "time_model", pretended_latency)
+    path = tmp_path / "latency.json"
+    atb.measure_latencies(TINY, path)
+    monkeypatch.setattr(atb, "processor", lambda: "abacus")
+    with pytest.warns(UserWarning, match="abacus"):
+        atb.measure_latencies(TINY, path)
 
 
 def test_zero_steps_are_the_papers_passes_over_the_corpus():

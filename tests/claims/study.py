@@ -21,7 +21,6 @@ import argparse
 import json
 import math
 import os
-import platform
 import random
 import re
 import statistics
@@ -34,6 +33,8 @@ from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
+
+from common.checkpoint import processor
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -190,13 +191,6 @@ def in_turns(calls, turns, clock=time.perf_counter, warm_up=3):
 
 # --- records
 
-def hardware():
-    """Name of the processor."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
-    return names[0] if names else platform.machine()
-
-
 def ask(one, options):
     """Run a study, and write its record and its picture."""
     from tests.claims.pictures import draw
@@ -215,7 +209,7 @@ def ask(one, options):
         **found,
         "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
         "commit": git.stdout.strip(),
-        "hardware": hardware(),
+        "hardware": processor(),
         "torch": torch.__version__,
     }
     options.results.mkdir(parents=True, exist_ok=True)
