@@ -984,10 +984,9 @@ def check_pairs(text, cfg):
     second = segments.length_other if cfg.objective == "nsp" else segments.length_b
     if cfg.objective != "none" and not second.any():
         raise UserError(
-            f"{cfg.corpus[0]}: no two sentences of a document (for nsp: of two documents) fit into "
-            f"--length {cfg.length}; "
-            "raise it, or write one sentence a line and blank lines between documents, or use "
-            "--objective none")
+            f"{cfg.corpus[0]}: no two sentences of a document (nsp: of two) fit into --length "
+            f"{cfg.length}; raise it, or write one sentence a line and blank lines between "
+            "documents, or use --objective none")
 
 
 # Weights to start from

@@ -15,7 +15,7 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fi
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: There are 41 departures from the paper, D1 to D41: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 42 departures from the paper, D1 to D42: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import collections

@@ -5,7 +5,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("autobert_zero.py", "autotinybert.py", "albert.py", "mformer.py")
-FIRST = re.compile(r".*?((?<!App)\.(?= [A-Z])|(?=; )|$)")  # sentence, or its part before a semicolon
+# the first sentence, or its part before a semicolon
+FIRST = re.compile(r".*?((?<!App)\.(?= [A-Z])|(?=; )|$)")
 SECTION = re.compile(r"(<!-- departures -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 
