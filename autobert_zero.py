@@ -513,10 +513,11 @@ def euclidean(x, y):
 
 
 def find_softmax_attention(graph):
-    """The operands (A, X, C) and the set of four operations of softmax(scale(A @ X)) @ C, where the
-    graph ends with it, A and C are "nd", X is "dn" and nothing else reads its parts; else None.
+    """The operands (A, X, C) and the set of four operations if a graph ends with
+    softmax(scale(A @ X)) @ C, else None. A and C must be "nd" and X "dn", and no other operation
+    may read the parts.
 
-    These four run as scaled_dot_product_attention, which never stores the n x n weights.
+    The four operations run as scaled_dot_product_attention, which never stores the n x n weights.
     """
     reads = [operand for _, *operands in graph for operand in operands]
     operand = len(INPUTS) + len(graph) - 1
@@ -833,8 +834,8 @@ def slot(name, value, arch):
 def cut_out(weights, model):
     """{name: weight} that a model takes from a super-net's weights.
 
-    A candidate has transforms of its own. Into the kernels of a model that stands alone they are
-    multiplied (Sec. 3.2, BIWS (1)).
+    A candidate has transforms of its own. A model that stands alone has none: they are multiplied
+    into its kernels (Sec. 3.2, BIWS (1)).
     """
     state = model.state_dict()
     taken = {}

@@ -394,8 +394,8 @@ def arch_text(arch):
 # The networks of Tables 3 to 5, which --arch takes by name, in the same text form. The lists of
 # cosformer* for images are published (in the released code). The other lists are ours. They have
 # the totals of Table 4 and the averages of Table 3, where "Enc Layer Num 3" is a misprint for 6.
-# They agree with the text: mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or 2 and 4 (Sec. 4.4.1) are
-# linear, its first decoder layer has more heads than cosFormer*'s, and all decoders see the last
+# They agree with the text. mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or 2 and 4 (Sec. 4.4.1) are
+# linear. Its first decoder layer has more heads than cosFormer*'s. All decoders see the last
 # encoder layer alone.
 PUBLISHED = {
     "cifar10": {

@@ -79,9 +79,11 @@ def launch(device="auto", dtype="auto"):
 
 
 def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
-    """Call init_process_group and return its store. torch 2.13 keeps one store over the restarts of
-    --max-restarts, so that a new process could wait for a dead one: on one machine, where every
-    process knows the number of the restart, each start has names of its own."""
+    """Call init_process_group and return its store.
+
+    torch 2.13 keeps one store when torchrun restarts the processes, and a new process could wait
+    for a dead one. So each start uses names of its own. Only the processes of one machine know the
+    number of the restart."""
     store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
@@ -254,9 +256,9 @@ def seed_of(*key):
 
 
 def seed_everything(*key):
-    """Seed torch (CPU and CUDA) and random; one call before each micro-batch makes dropout a
-    function of the step. torch.manual_seed does the same, but for each kind of device that is not
-    there it writes down the whole stack."""
+    """Seed torch (CPU and CUDA) and random. Called before each micro-batch, so that dropout is a
+    function of the step. torch.manual_seed does the same but is slow: it records the stack for
+    each kind of device that is missing."""
     seed = seed_of(*key)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -278,15 +280,16 @@ def layer_activations(tokens, hidden, ffn):
 def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
     """What --describe estimates of a training run on one GPU: {"memory_gb": {...}, "days": {...}}.
 
-    It is arithmetic and has not been measured; --dry_run on a GPU measures two real steps.
+    This is arithmetic. --dry_run on a GPU measures two real steps.
+
     parameters: of the model. flops: of the forward pass of one example. activations: bytes that
     each layer keeps of one example, in bfloat16. logits: numbers in the output of one example.
     examples: in one step.
 
-    Memory: 16 bytes a parameter (float32 weights, gradients and two moments of the optimizer), the
-    activations of one micro-batch (with --recompute those of the largest layer; the layers' inputs
-    are small beside it), and logits, their log-softmax and its gradient in float32. Days: 3 forward
-    passes a step at UTILIZATION of the peak. """
+    Memory is the sum of three parts. Parameters take 16 bytes each: float32 weights, gradients and
+    two moments of the optimizer. Activations are those of one micro-batch, with --recompute of its
+    largest layer. Logits, their log-softmax and its gradient are float32. Days: 3 forward passes
+    per step at UTILIZATION of the peak. """
     kept = max(activations) if getattr(cfg, "recompute", False) else sum(activations)
     if cfg.dtype == "float32":
         kept *= 2

@@ -275,10 +275,10 @@ def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
 def batches(features, batch_size, seed=None, epoch=0):
     """Yield features.batch(index, width) as dictionaries of CPU tensors, with "index" (B,) int64.
 
-    features: of any task. Order as in batch_indices. The width is the length of the longest example
-    in the batch, rounded up to a multiple of 8, which GPUs like, where max_length allows it.
-    "lengths" is missing where all sequences are full: attention then needs no mask, and a GPU has
-    flash kernels for it.
+    features: of any task. The order is that of batch_indices. The width is the length of the
+    longest example in the batch, rounded up to a multiple of 8 for GPUs, where max_length allows
+    it. "lengths" is missing where all sequences are full: attention then needs no mask, and a GPU
+    can use flash kernels.
     """
     longest = features.lengths.reshape(len(features), -1).max(axis=1)  # of RACE's four inputs
     for index in batch_indices(longest, batch_size, seed, epoch):

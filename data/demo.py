@@ -42,9 +42,9 @@ LEAST_DOCSTRINGS = 1000  # of a source; a complete one has several thousand
 # Folders without prose, or with so little for their size that reading them would double the time.
 SKIPPED = set("""__pycache__ site-packages dist-packages test tests idle_test lib2to3 testing _refs
     _prims _decomp _vendor _pyinstaller encodings sparse""".split())
-# What is cut out of a docstring: a directive or a line that ends in ::, with all lines that are
-# indented deeper; a doctest up to the next blank line; a heading with its underline; a line "name :
-# type" of numpy's.
+# These parts of a docstring are removed: a directive, or a line that ends in ::, with all lines
+# that are indented deeper; a doctest up to the next blank line; a heading with its underline;
+# numpy's lines "name : type".
 CODE = re.compile(r"(?m)^( *)(?:\.\. .*|.*::) *\n(?:(?:\1 +.*| *)\n)*"
                   r"|^ *>>>.*\n(?:.*\S.*\n)*")
 HEADING = re.compile(r"(?m)^.*\n *([-=~^*#\"+.])\1{2,} *$"

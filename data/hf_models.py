@@ -2,22 +2,22 @@
 BERT and ELECTRA for autotinybert.py.
 
 A .safetensors file is an 8-byte little-endian length, a JSON header of that length ({name: dtype,
-shape, data_offsets}) and the raw tensors. Neither it nor pytorch_model.bin, which is read with
-weights_only=True, can run code.
+shape, data_offsets}) and the raw tensors. pytorch_model.bin is read with weights_only=True. So no
+file can run code.
 
-ALBERT: a layer group there is one attention and one feed-forward block, which are lists of their
-own in albert.py, since Table 4 shares one and not the other.
+ALBERT: a layer group of transformers is one attention and one feed-forward block. albert.py has a
+list of each, since Table 4 shares one and not the other.
 
-BERT and ELECTRA: query, key and value are three matrices (outputs, inputs) there and one tensor
-(3, heads, width, inputs) in autotinybert.py; their output projection (hidden, heads x width) is
-(hidden, heads, width) here.
+BERT and ELECTRA: transformers has three matrices (outputs, inputs) for query, key and value.
+autotinybert.py has one tensor (3, heads, width, inputs), and (hidden, heads, width) for the output
+projection (hidden, heads x width).
 
 The vocabulary is spiece.model or vocab.txt, from which transformers builds its own AlbertTokenizer
 (pip install sentencepiece protobuf) or BertTokenizer; tokenizer_config.json names the class.
 Ordinary text gives the same ids as common/tokenization.py. These differ in transformers 5:
 - "[MASK]" or "<unk>" written out in a text is a special token there, and text here.
-- Unigrams: of segmentations with equal scores, as of "====", another may be chosen; a final capital
-  sigma becomes σ; spaces and control characters such as U+0085 are treated differently.
+- Unigrams: where segmentations have equal scores, as of "====", another may be chosen. A final
+  capital sigma becomes σ. Spaces and control characters such as U+0085 are treated differently.
 - A cased SentencePiece vocabulary: `` and '' become " there.
 - A released ALBERT vocabulary: a "▁" follows each of its symbols ( ) " - . – £ €, and a token such
   as "▁2011," is not cut again. Vocabularies of data/text.py have neither.

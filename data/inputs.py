@@ -124,9 +124,8 @@ def data_of(init):
 
 
 def fill_in(cfg, ranks, flags):
-    """Set the data flags that were left out: to the data of --init's run, so that a model of the
-    user's own data never continues with demo data, or else to the demo data, which are made on
-    first use."""
+    """Set the data flags that were left out to the data of --init's run, or else to the demo data,
+    which are made on first use. A model of the user's own data never continues on demo data."""
     missing = [name for name in flags if not getattr(cfg, name)]
     values = data_of(getattr(cfg, "init", ""))
     origin = f"the data of {cfg.init}"

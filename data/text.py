@@ -11,8 +11,8 @@ How text is read (D24 of albert.py):
 - The lines of a document are joined and split into sentences. A line that ends in . ! ? or a sign
   like them ends a sentence too. So a file with one sentence per line stays as it is.
 - In a document without such a line every line is a sentence.
-- A document also ends after 100,000 characters, and where the chunks of workers meet: every 4 MiB,
-  at a blank line if one is near.
+- A document also ends after 100,000 characters, and at the end of a worker's chunk. Chunks have 4
+  MiB and end at a blank line if one is near.
 """
 import io
 import multiprocessing

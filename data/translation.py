@@ -144,9 +144,9 @@ def pad(sequences, pad_id, before=(), after=()):
 class Translations:
     """The data of a run on --train_text and --valid_text, all of it kept in the run folder.
 
-    It has the joint vocabulary and, for training, an endless stream of batches, each a function of
-    its number and the seed, and held-out pairs for validation losses: pairs of --valid_text, or
-    --held_out pairs of the training text.
+    It has the joint vocabulary, an endless stream of training batches, and held-out pairs for
+    validation losses. A batch is a function of its number and the seed. The held-out pairs are
+    pairs of --valid_text, or --held_out pairs of the training text.
     """
     unit = "tokens"
 
