@@ -119,10 +119,12 @@ def search(options):
         arms["BERT", seed] = "bert"
     values = by_arm(train(options, arms))
     later = {"op-nas": "children", "random": "random candidates"}
+    scores = {name: [] for name in names.values()}
     for (one, _), folder in found.items():
-        scores = [*candidates(folder).values()][-LATER:]
-        values.setdefault(later[one], []).append(statistics.mean(scores))
-    return {"values": values}
+        each = [*candidates(folder).values()]
+        scores[names[one]].append(each)
+        values.setdefault(later[one], []).append(statistics.mean(each[-LATER:]))
+    return {"values": values, "scores": scores}
 
 
 @study(

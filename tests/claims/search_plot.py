@@ -1,66 +1,63 @@
-"""Draw a finished search of autobert_zero.py for the front page, for light and dark pages:
+"""Draw the study `search` of AutoBERT-Zero for the front page, for light and dark pages:
 
-    python -m tests.claims.search_plot runs/autobert_zero-search-demo    (pip install matplotlib)
+    python -m tests.claims.search_plot    (pip install matplotlib)
 """
-import itertools
-import sys
-from pathlib import Path
+import statistics
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from common.checkpoint import read_json, read_jsonl
+from tests.claims.study import HERE, interval, read
 
-HERE = Path(__file__).parent / "results"
 COLOURS = {"light": ("#24292f", "#0072b2", "#c8500a"), "dark": ("#e6edf3", "#58a6ff", "#ffa657")}
+ROUNDS = {"8 random": (0, 8), "round 1": (8, 12), "round 2": (12, 16), "round 3": (16, 20)}
+JUDGED = ("OP-NAS", "random search", "BERT", "hybrid")
 
 
-def draw_candidates(axes, history, colour, accent):
-    """The score of each candidate, and the best so far."""
-    scores = [100 * line["score"] for line in history]
-    axes.plot(scores, "o", color=colour, alpha=0.7, label="a candidate")
-    axes.step(range(len(scores)), list(itertools.accumulate(scores, max)), color=accent,
-              where="post", label="best so far")
-    axes.set(xlabel="candidate", ylabel="score in the search, %", title="The search")
-    children = next(line["id"] for line in history if line["parent"] is not None)
-    axes.axvline(children - 0.5, color="gray", linestyle="--", linewidth=1)
-    axes.text(children - 0.3, 0.3, "children of the best", color="gray",
-              transform=axes.get_xaxis_transform())
-    axes.xaxis.get_major_locator().set_params(integer=True)
+def draw_rounds(axes, scores, colours):
+    """The mean score of the candidates of each round, with its standard error over the seeds."""
+    for (name, searches), colour in zip(scores.items(), colours):
+        means = []
+        errors = []
+        for first, last in ROUNDS.values():
+            seeds = [100 * statistics.mean(each[first:last]) for each in searches]
+            means.append(statistics.mean(seeds))
+            errors.append(statistics.stdev(seeds) / len(seeds) ** 0.5)
+        axes.errorbar(list(ROUNDS), means, errors, fmt="o-", capsize=3, color=colour, label=name)
+    axes.set(ylabel="mean score of candidates, %", title=f"{len(searches)} searches of 20 candidates")
     axes.legend(frameon=False)
 
 
-def draw_comparison(axes, best, colour, accent):
-    """The best network and the baselines, trained alike, with two standard errors."""
-    rows = {name: each["score"] for name, each in best["baselines"].items()}
-    chance = 100 * rows.pop("majority")
-    rows = {"found network": best["score"], **rows}
-    for row, (name, score) in enumerate(rows.items()):
-        axes.errorbar(100 * score, row, xerr=200 * best["standard_error"], fmt="o",
-                      color=colour if row else accent)
-    axes.axvline(chance, color="gray", linestyle="--", linewidth=1)
-    axes.text(chance, len(rows) - 0.55, " majority", color="gray")
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set(xlabel="score when trained longer, %", ylim=(len(rows) - 0.4, -0.6),
-             title="Against hand-designed networks")
+def draw_judged(axes, values, accent, colour, ink):
+    """Each seed, and the mean with its 95% interval."""
+    for row, name in enumerate(JUDGED):
+        scores = [100 * value for value in values[name]]
+        mean, low, high, _ = interval(scores)
+        shown = colour if row else accent
+        axes.plot(scores, [row + 0.22] * len(scores), ".", color=ink, alpha=0.5)
+        axes.errorbar(mean, row, xerr=[[mean - low], [high - mean]], fmt="D", color=shown)
+    axes.set_yticks(range(len(JUDGED)), ["found by OP-NAS", "found at random", *JUDGED[2:]])
+    axes.set(xlabel="accuracy on three tasks, %", title="Trained from scratch",
+             ylim=(len(JUDGED) - 0.4, -0.6))
 
 
-def draw(run, theme):
-    """Write search-THEME.svg of a run folder."""
+def draw(theme):
+    """Write search-THEME.svg."""
+    record = read(HERE / "results" / "autobert_zero" / "search.json")
     ink, colour, accent = COLOURS[theme]
     style = {"text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
              "xtick.color": ink, "ytick.color": ink, "axes.spines.top": False,
              "axes.spines.right": False, "svg.hashsalt": "search"}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(9, 3), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        draw_candidates(left, read_jsonl(run / "history.jsonl"), colour, accent)
-        draw_comparison(right, read_json(run / "best.json"), colour, accent)
-        path = HERE / f"search-{theme}.svg"
+        left, right = figure.subplots(1, 2)
+        draw_rounds(left, record["scores"], (accent, colour))
+        draw_judged(right, record["values"], accent, colour, ink)
+        path = HERE / "results" / f"search-{theme}.svg"
         figure.savefig(path, transparent=True, metadata={"Date": None})
         print(path)
 
 
 if __name__ == "__main__":
     for theme in COLOURS:
-        draw(Path(sys.argv[1]), theme)
+        draw(theme)
