@@ -35,6 +35,15 @@ def test_the_page_is_what_the_results_say():
     assert (CLAIMS / "README.md").read_text(encoding="utf-8") == page.page()
 
 
+@pytest.mark.peers
+def test_the_plot_of_the_front_page_is_what_the_results_say(tmp_path):
+    pytest.importorskip("matplotlib")
+    from tests.claims import search_plot
+
+    path = search_plot.draw("dark", tmp_path)
+    assert path.read_text() == (CLAIMS / "results" / path.name).read_text()
+
+
 SEARCH = (
     "--steps 2 --length 16 --population 2 --rounds 1 --parents 1 --children 1 --finalists 1 "
     "--finalist_times 1 --train_examples 32 --finetune_epochs 1")

@@ -41,8 +41,8 @@ def draw_judged(axes, values, accent, colour, ink):
              ylim=(len(JUDGED) - 0.4, -0.6))
 
 
-def draw(theme):
-    """Write search-THEME.svg."""
+def draw(theme, folder=HERE / "results"):
+    """Write search-THEME.svg into a folder; returns its path."""
     record = read(HERE / "results" / "autobert_zero" / "search.json")
     ink, colour, accent = COLOURS[theme]
     style = {"text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
@@ -53,11 +53,11 @@ def draw(theme):
         left, right = figure.subplots(1, 2)
         draw_rounds(left, record["scores"], (accent, colour))
         draw_judged(right, record["values"], accent, colour, ink)
-        path = HERE / "results" / f"search-{theme}.svg"
+        path = folder / f"search-{theme}.svg"
         figure.savefig(path, transparent=True, metadata={"Date": None})
-        print(path)
+        return path
 
 
 if __name__ == "__main__":
     for theme in COLOURS:
-        draw(theme)
+        print(draw(theme))
