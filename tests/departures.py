@@ -13,18 +13,18 @@ SECTION = re.compile(r"(<!-- departures -->\n).*(<!-- end -->\n)", re.DOTALL)
 def departures(text):
     """{number: text} of a file's comments that begin with D and a number, in their order. A comment
     goes on in the comment lines that follow it, up to the next departure."""
-    found = []
+    result = []
     follows = False
     for line in text.split("\n"):
         comment = re.search(r"# D(\d+)(\*?): (.*)", line)
         more = re.fullmatch(r"\s*# (?!-)(.*)", line)
         if comment:
             number, star, words = comment.groups()
-            found.append((int(number), [f"D{number}{star}: {words}"]))
+            result.append((int(number), [f"D{number}{star}: {words}"]))
         elif more and follows:
-            found[-1][1].append(more[1])
+            result[-1][1].append(more[1])
         follows = bool(comment or more and follows)
-    return [(number, " ".join(lines)) for number, lines in found]
+    return [(number, " ".join(lines)) for number, lines in result]
 
 
 def section():

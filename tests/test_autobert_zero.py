@@ -225,8 +225,8 @@ def test_light_convolution_is_the_sum_it_stands_for(size, band_from, monkeypatch
     padded = torch.nn.functional.pad(x, (0, 0, half, half))
     windows = padded.unfold(1, size, 1)  # (B, T, H, K)
     expected = (windows * weights).sum(-1)
-    found = abz.light_conv(x, kernel)
-    assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    actual = abz.light_conv(x, kernel)
+    assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 # Super-net

@@ -92,8 +92,8 @@ def test_rules_decide_the_labels(demo):
 
     for text, _, label in examples("SST-2"):
         now = text.split(" now ")[1]
-        found = states(now)
-        more = found.count("open") > len(found) / 2
+        present = states(now)
+        more = present.count("open") > len(present) / 2
         assert label == more
     for asked, text, label in examples("QNLI"):
         ordinal = asked.split()[2]
@@ -140,8 +140,8 @@ def test_parallel_text_is_aligned_word_by_word(demo, part, least):
     for left, right in zip(english, translated):
         words = re.findall(r"\w+", left.lower())
         expected = map(german, words)
-        found = re.findall(r"\w+", right.lower())
-        assert sorted(expected) == sorted(found)
+        words = re.findall(r"\w+", right.lower())
+        assert sorted(expected) == sorted(words)
 
 
 @pytest.fixture

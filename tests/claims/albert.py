@@ -78,12 +78,12 @@ def order(options):
     folders = run_arms(options, arms)
     values = {"53%": [53.0] * options.seeds}
     for (objective, _), folder in folders.items():
-        found = read(folder / "done.json")
+        result = read(folder / "done.json")
         for task in ("NSP", "SOP"):
-            score = 100 * (found[task.lower()] or 0)  # None: no pairs in the held-out text
+            score = 100 * (result[task.lower()] or 0)  # None: no pairs in the held-out text
             values.setdefault(f"{objective} on {task}", []).append(score)
             if objective == "sop":
-                baseline = 100 * found["baselines"][task.lower()]
+                baseline = 100 * result["baselines"][task.lower()]
                 values.setdefault(f"first tokens on {task}", []).append(baseline)
     for (objective, _), score in pair_scores(options, folders).items():
         values.setdefault(f"{objective} on tasks", []).append(score)
@@ -179,12 +179,12 @@ def parameters(options):
     measured = {}
     rows = published()
     for name, (cfg, printed) in rows.items():
-        found = countings(cfg)
-        away = min(abs(count / 1e6 - printed) for count in found.values())
+        counts = countings(cfg)
+        away = min(abs(count / 1e6 - printed) for count in counts.values())
         if away <= 0.5:
             agree.append(name)
         else:
-            label = f"{name}: {found['B']:,} counted with the pooler, {printed} M printed"
+            label = f"{name}: {counts['B']:,} counted with the pooler, {printed} M printed"
             measured[label] = counted(0.5 - away)
     base = f"base {countings(rows['base'][0])['C']:,} with all heads"
     measured = {f"{len(agree)} of {len(rows)} rows agree; {base}": counted(len(agree)), **measured}

@@ -112,15 +112,15 @@ def search(options):
     judged by the mean of three tasks, on dev examples that no search has seen. Children and random
     candidates: mean score in the search of the last 12 candidates."""
     names = {"op-nas": "OP-NAS", "random": "random search"}
-    found = run_searches(options, *names)
-    arms = {(names[one], seed): winner(folder) for (one, seed), folder in found.items()}
+    searches = run_searches(options, *names)
+    arms = {(names[one], seed): winner(folder) for (one, seed), folder in searches.items()}
     for seed in range(FIRST, FIRST + options.seeds):
         arms["hybrid", seed] = HYBRID
         arms["BERT", seed] = "bert"
     values = by_arm(train(options, arms))
     later = {"op-nas": "children", "random": "random candidates"}
     scores = {name: [] for name in names.values()}
-    for (one, _), folder in found.items():
+    for (one, _), folder in searches.items():
         each = [*candidates(folder).values()]
         scores[names[one]].append(each)
         values.setdefault(later[one], []).append(statistics.mean(each[-LATER:]))
@@ -299,10 +299,10 @@ def counts(options):
     measured = {}
     flops = []
     for title, (name, millions) in printed.items():
-        found = abz.count(abz.read_arch(name, cfg.layers), cfg)
-        label = f"{title} {found['parameters']:,} parameters"
-        measured[label] = counted(0.5 - abs(found["parameters"] / 1e6 - millions))
-        flops.append(found["flops_with_vocabulary_head"])
+        cost = abz.count(abz.read_arch(name, cfg.layers), cfg)
+        label = f"{title} {cost['parameters']:,} parameters"
+        measured[label] = counted(0.5 - abs(cost["parameters"] / 1e6 - millions))
+        flops.append(cost["flops_with_vocabulary_head"])
     ratio = flops[1] / flops[0]
     label = f"BERT has {ratio:.2f} times the FLOPs, in print 1.26 times"
     measured[label] = counted(0.1 - abs(ratio - 29 / 23))

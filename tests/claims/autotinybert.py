@@ -127,9 +127,9 @@ def ranking(options):
         scores = masked_losses(options, RANKED, models)
         for seed in seeds:
             wanted = [truth["alone", arch, seed] for arch in GRID]
-            found = [scores[variant, arch, seed] for arch in GRID]
-            values.setdefault(title, []).append(50 + 50 * kendall(wanted, found))
-            points[f"{title}, {seed}"] = [*zip(wanted, found)]
+            scored = [scores[variant, arch, seed] for arch in GRID]
+            values.setdefault(title, []).append(50 + 50 * kendall(wanted, scored))
+            points[f"{title}, {seed}"] = [*zip(wanted, scored)]
     return {"values": values, "lines": points}
 
 

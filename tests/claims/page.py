@@ -49,15 +49,15 @@ def page():
             path = HERE / "results" / paper / f"{one.name}.json"
             record = read(path) if path.exists() else {"intervals": {}}
             for claim in one.claims:
-                found = record["intervals"].get(claim.name)
-                if not found:
+                intervals = record["intervals"].get(claim.name)
+                if not intervals:
                     missing.append(f"{claim.says} ({paper} {one.name}, {one.hours})")
                     continue
-                here = "<br>".join(show(label, each) for label, each in found.items())
+                here = "<br>".join(show(label, each) for label, each in intervals.items())
                 if claim.least:
                     here += f"<br>asked: more than {claim.least:g}"
                 says = f'<a id="{claim.name}"></a>{claim.says}'
-                judged = verdict(found.values(), claim.least)
+                judged = verdict(intervals.values(), claim.least)
                 rows.append(f"| {says} | {claim.paper} | {here} | {judged} |")
             if path.exists():
                 below += show_study(paper, one, record)

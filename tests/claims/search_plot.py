@@ -24,7 +24,8 @@ def draw_rounds(axes, scores, colours):
             means.append(statistics.mean(seeds))
             errors.append(statistics.stdev(seeds) / len(seeds) ** 0.5)
         axes.errorbar(list(ROUNDS), means, errors, fmt="o-", capsize=3, color=colour, label=name)
-    axes.set(ylabel="mean score of candidates, %", title=f"{len(searches)} searches of 20 candidates")
+    axes.set(ylabel="mean score of candidates, %")
+    axes.set_title(f"{len(searches)} searches of 20 candidates")
     axes.legend(frameon=False)
 
 

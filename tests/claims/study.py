@@ -127,12 +127,12 @@ def verdict(intervals, least=0.0):
 
 def differences(claim, values):
     """{"arm mean, arm mean": Interval} of those pairs of a claim that were measured."""
-    found = {}
+    intervals = {}
     for one, other in claim.pairs:
         if one in values and other in values:
             label = ", ".join(f"{arm} {statistics.mean(values[arm]):.3f}" for arm in (one, other))
-            found[label] = interval([a - b for a, b in zip(values[one], values[other])])
-    return found
+            intervals[label] = interval([a - b for a, b in zip(values[one], values[other])])
+    return intervals
 
 
 def show(label, measured):
@@ -195,10 +195,10 @@ def ask(one, options):
     """Run a study, and write its record and its picture."""
     from tests.claims.pictures import draw
 
-    found = one.function(options)
-    intervals = found.pop("intervals", {})
+    result = one.function(options)
+    intervals = result.pop("intervals", {})
     for claim in one.claims:
-        if measured := differences(claim, found["values"]):
+        if measured := differences(claim, result["values"]):
             intervals[claim.name] = measured
         for label, measured in intervals.get(claim.name, {}).items():
             print(f"{claim.name}: {verdict([measured], claim.least)}: {show(label, measured)}")
@@ -206,7 +206,7 @@ def ask(one, options):
         ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
     record = {
         "intervals": intervals,
-        **found,
+        **result,
         "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
         "commit": git.stdout.strip(),
         "hardware": processor(),
