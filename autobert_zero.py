@@ -1575,8 +1575,9 @@ def language_batch(text, data, cfg, number):
 
 
 def training_batches(data, cfg, ranks, first, steps):
-    """Yield this process's micro-batches of the steps, (weight, batch) each; first: number of the
-    first sequence. weight: tokens of the micro-batch, divided by the mean of the step's."""
+    """Yield this process's micro-batches of the steps, (weight, batch) each. first: number of the
+    first sequence. weight: tokens of the micro-batch, divided by the mean of the step's; both are
+    counted before next sentences are replaced."""
     for step in steps:
         # D39: training starts with short sequences. An attention alone hardly learns word order
         # from long ones, so --short of the steps have a quarter of the length (8 tokens or more)
