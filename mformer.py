@@ -71,7 +71,7 @@ class Config:
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
     valid_text: str = ""  # PREFIX of the validation text; default: --held_out training pairs
     test_text: str = ""  # PREFIX of the test text
-    languages: tuple[str, ...] = ("en", "de")  # endings of the source and target files
+    languages: tuple[str, str] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
     # D18: the vocabulary is a SentencePiece unigram model; the paper names none.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
@@ -108,7 +108,7 @@ class Config:
     save_minutes: float = 0  # minutes between additional checkpoints; 0: none
     # D20*: crop, flip, rotation, shear, shift and erasing, as strong as in the released code, whose
     # RandAugment has more operations, of colours too. The paper mentions no augmentation.
-    augment: tuple[float, ...] = (0.08, 0.9, 0.25)  # crop, strength of the others, erasing
+    augment: tuple[float, float, float] = (0.08, 0.9, 0.25)  # crop, strength of the others, erasing
     # search
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs

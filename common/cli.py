@@ -64,15 +64,16 @@ def field_groups(config_class):
 
 
 def kind_of(field):
-    """(type of one value, choices or None, whether several values are taken)."""
+    """(type of one value, choices or None, number of values: None for one, "+" for any number)."""
     kind = field.type
     if isinstance(kind, types.UnionType):  # `float | None`: None means "not given"
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is typing.Literal:
-        return str, typing.get_args(kind), False
+        return str, typing.get_args(kind), None
     if typing.get_origin(kind) is tuple:
-        return typing.get_args(kind)[0], None, True
-    return kind, None, False
+        kind, *others = typing.get_args(kind)
+        return kind, None, "+" if others == [...] else 1 + len(others)
+    return kind, None, None
 
 
 def written(value):
@@ -84,8 +85,8 @@ def written(value):
 
 def add_field(parser, field, comment, preset):
     """Add one field as a flag; its help shows what the preset sets. bool fields are switches and
-    default to False; tuple[X, ...] takes several values, and so do `tasks`."""
-    kind, choices, several = kind_of(field)
+    default to False. tuple[X, X] takes two values; tuple[X, ...] any number, and so do `tasks`."""
+    kind, choices, nargs = kind_of(field)
     value = preset.get(field.name, field.default)
     if value not in ("", (), None) and value is not False:
         comment += f" (default: {written(value)})"
@@ -94,8 +95,7 @@ def add_field(parser, field, comment, preset):
         options["action"] = "store_true"
     else:
         options |= {"metavar": field.name.upper(), "type": kind, "choices": choices}
-        if several or field.name == "tasks":
-            options["nargs"] = "+"
+        options["nargs"] = "+" if field.name == "tasks" else nargs
     parser.add_argument(f"--{field.name}", **options)
 
 
