@@ -850,7 +850,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             losses = log_losses(
                 run, done, sums, done - logged, ranks,
                 lr=group["lr"], tokens_per_second=rate, dev=dev)
-            bar.set_postfix(**losses, tok_s=rate)
+            bar.set_postfix(**losses, tok_s=rate or "-")
             if cfg.dry_run:
                 print_device_use(ranks, rate, flops(cfg) / cfg.length)
             sums.zero_()

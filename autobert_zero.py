@@ -1717,7 +1717,7 @@ def pretrain(cfg):
             held_out = None
             if step % cfg.save_every == 0:
                 held_out = evaluate_language_model(model, data, cfg, ranks)
-            bar.set_postfix(mlm_loss=f"{mlm:.3f}", tok_s=speed)
+            bar.set_postfix(mlm_loss=f"{mlm:.3f}", tok_s=speed or "-")
             bar.update(step - bar.n)
             run.log("pretrain", step, loss=mlm + nsp, mlm_loss=mlm, order_loss=nsp, lr=lr,
                     tokens_per_second=speed, dev=held_out)
