@@ -15,7 +15,7 @@ Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fi
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: There are 42 departures from the paper, D1 to D42: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 45 departures from the paper, D1 to D45: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import collections
@@ -66,6 +66,7 @@ class Config:
     # D13: the default vocabulary is SentencePiece's, trained on the corpus; the paper has WordPiece
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: trained
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
+    # D45: documents are held out to evaluate pre-training; the paper does not say
     held_out: float = 0.05  # fraction of documents held out, at most 1,000; from 1 on, number [> 0]
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search
     train_examples: int = 0  # training examples of each task; 0: all
@@ -708,7 +709,8 @@ class Encoder(nn.Module):
 
 
 def init_weights(model, std):
-    """BERT's initialisation, not truncated at two standard deviations."""
+    """BERT's initialisation."""
+    # D43: it is not truncated at two standard deviations; the paper does not say
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
@@ -1163,7 +1165,7 @@ def propose(history, number, cfg):
     process.
 
     history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score", "scores" (by
-    task), "diverged" (why, or False), "seconds"; id, arch, score and diverged are read.
+    task), "diverged", "seconds"; id, arch, score and diverged are read.
     """
     rng = random.Random(f"{cfg.seed} round {number}")
     size = round_sizes(cfg)[number]
@@ -1207,8 +1209,8 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path):
         train_language_model(model, data, cfg, alone, checkpoint, first=first)
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
-    except Diverged as error:
-        diverged = str(error)  # D12: it scores 0 and is never a parent
+    except Diverged:
+        diverged = True  # D12: it scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.remove()
     # D19: the mean over --tasks, with MNLI's matched half, and no candidate twice (propose); the
@@ -1247,7 +1249,7 @@ def evaluate_all(archs, number, supernet, run, name, data, cfg, best=1.0):
         mark = "*" if result["score"] > best else " "
         best = max(best, result["score"])
         if data.tasks:  # a warm start has none
-            words = result["diverged"] or task_scores(result, cfg)
+            words = "diverged" if result["diverged"] else task_scores(result, cfg)
             print0(run.ranks, f"{mark} {key:>9}  {words}  {result['seconds']:.0f} s  "
                               f"{short_form(archs[key])}")
         run.log("candidate", number, job=f"{name}/{key}", arch=arch_text(archs[key]), **result)
@@ -1326,6 +1328,7 @@ def first_super_net(source, run, data, cfg):
     or after a warm start."""
     first = SuperNet(cfg)
     if source:
+        seed_everything(cfg.seed, "model")  # a fine-tuned model has no language-model heads
         model = LanguageModel(source[1], cfg) if source[1] else first
         print0(run.ranks, start_from(model, source))
         if source[1]:
@@ -1340,8 +1343,7 @@ def first_super_net(source, run, data, cfg):
         no_tasks = dataclasses.replace(data, tasks={})
         result = evaluate_all(archs, 0, first, run, "warm-start", no_tasks, longer)["hybrid"]
         if result["diverged"]:
-            raise UserError(f"{run.folder}: the warm start diverged ({result['diverged']}); "
-                            "lower --lr, --restart")
+            raise UserError(f"{run.folder}: the warm start diverged; lower --lr, --restart")
         first.take_rest(load_file(run.folder / "warm-start" / "hybrid.pt"))
     return first
 
@@ -1435,7 +1437,7 @@ def train_finalists(history, first, run, data, cfg):
         return [], {}
     # D37: the best candidates are trained once more, alone and from `first`. A candidate's score
     # depends on the age of the super-net that it started from, and the best of many noisy scores is
-    # in part luck. The paper returns the best candidate (Alg. 1, line 13)
+    # in part luck. The paper takes the best candidate (Sec. 4.2)
     lines = ranked(history)[:cfg.finalists]
     archs = {line["id"]: parse_arch(line["arch"]) for line in lines}
     archs = {**hand_designed(cfg.layers), **archs}
@@ -1470,7 +1472,7 @@ def print_best(run, cfg):
         print0(run.ranks, "no best.pt: without shared weights and without --finalists no trained "
                           "weights are kept")
         run.print_result(cfg, "best.json", "--pretrain", "--arch", run.folder / "best.json",
-                         same=("preset", "device", *SHAPE, "corpus", "tokenizer", "vocab_size"))
+                         same=("preset", "device", *SHAPE, "corpus", "tokenizer"))
 
 # --- objective ------------
 
@@ -1553,6 +1555,7 @@ def make_optimizer(model, weight_decay):
         (decayed if matrix else others).append(value)
     groups = [{"params": decayed, "weight_decay": weight_decay},
               {"params": others, "weight_decay": 0.0}]
+    # D44: AdamW with bias correction; App. D.2 says Adam
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
@@ -1767,6 +1770,8 @@ def open_inputs(cfg, ranks, *needs, tasks=()):
     """(RunFolder, Data, read_run of --init or None) of an action. Sets in cfg what the flags leave
     open; nothing assigns to cfg afterwards."""
     source = read_run(cfg) if cfg.init else None
+    if source:
+        cfg.warm_times = 0
     if tasks:
         cfg.tasks = ",".join(tasks)
     if cfg.action != "search":
@@ -1823,8 +1828,8 @@ def train_task(task, cfg, arch, source, folder, data, run):
     key = (cfg.seed, "fine-tuning", task.name)
     # D20: the weights of the best evaluation count; the paper does not say which it reports
     result, outputs = finetune_job(
-        model, task, optimizer, task_rate(task), cfg, data.device, key, folder, run,
-        evaluate_at=task.evaluation_steps(cfg.eval_every))
+        model, task, optimizer, task_rate(task), cfg, data.device, key, folder, run, cfg.accumulate,
+        task.evaluation_steps(cfg.eval_every))
     if outputs:
         settings = dataclasses.replace(cfg, tasks=task.name)
         keep_model(folder, "finetune", settings, data.tokenizer, model=model)

@@ -56,9 +56,11 @@ class Recipe:
 def parse_tasks(text, recipes, groups=None):
     """The tasks that "CoLA,squad1.1" names, in that order. "glue", "squad" and `groups` ({word:
     names}) stand for several. Raises UserError for an unknown name."""
-    known = {name: [name] for name in recipes} | (groups or {})
+    known = {name: [name] for name in recipes}
     known["glue"] = [name for name in recipes if name in glue.TASKS]
-    known["squad"] = [name for name in recipes if name.startswith("SQuAD")]
+    if squads := [name for name in recipes if name.startswith("SQuAD")]:
+        known["squad"] = squads
+    known |= groups or {}
     by_word = {word.lower(): names for word, names in known.items()}
     words = text.lower().replace(",", " ").split() or [text]
     for word in words:
@@ -446,6 +448,8 @@ def answer_file(path, cfg, task, outputs):
     path = Path(path)
     folder = Path(cfg.out) if "out" in cfg.given else path.with_name(f"{path.stem}-predictions")
     folder.mkdir(parents=True, exist_ok=True)
+    if folder.samefile(path.parent):
+        raise UserError(f"--out {folder}: {path.name} is in it; choose another folder")
     split, = task.examples
     return f"{task.write(split, outputs, folder)}: predictions of {cfg.init} for {path}"
 
