@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import filled
 
@@ -68,6 +69,19 @@ def call(command, monkeypatch):
         cli.run(module.main if program == "data/prepare" else lambda: module.main(argv))
     checkpoint.release_locks()
     return end.value.code or 0
+
+
+class FakeTokenizer:
+    vocab_size = 1000
+    pad_id = 0
+    unk_id = 1
+    cls_id = 2
+    sep_id = 3
+    mask_id = 4
+    starts_word = np.arange(1000) % 3 != 0  # every third token continues a word
+    file_name = "spiece.model"
+    lower = True
+    save = staticmethod(print)
 
 
 def make_ready(demo, root):

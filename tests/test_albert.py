@@ -21,7 +21,7 @@ from data import hf_models
 from data.corpus import Corpus
 from data.inputs import Data
 from data.text import train_sentencepiece
-from small_runs import write
+from small_runs import FakeTokenizer, write
 from tests.claims import albert as claims
 
 CPU = torch.device("cpu")
@@ -339,15 +339,6 @@ def test_schedule_is_the_official_one():
 
 
 # --- objective -----------------------------------------------------------------------------------
-
-class FakeTokenizer:
-    vocab_size = 1000
-    pad_id = 0
-    cls_id = 2
-    sep_id = 3
-    mask_id = 4
-    starts_word = np.arange(1000) % 3 != 0  # every third token continues a word
-
 
 def test_ngram_lengths_follow_the_papers_distribution():
     lengths = albert.ngram_lengths((100, 1000), generator())

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_runs import FakeTokenizer
 from torch.testing import assert_close
 
 import autobert_zero as abz
@@ -346,18 +347,6 @@ def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
 
 
 # Objective
-
-
-class FakeTokenizer:
-    vocab_size = 1000
-    pad_id = 0
-    unk_id = 1
-    cls_id = 2
-    sep_id = 3
-    mask_id = 4
-    file_name = "spiece.model"
-    lower = True
-    save = staticmethod(print)
 
 
 def test_masking_is_80_10_10_and_never_of_special_tokens():

@@ -12,7 +12,7 @@ import types
 import pytest
 import torch
 from conftest import ROOT, filled
-from small_runs import SEARCHES
+from small_runs import SEARCHES, FakeTokenizer
 
 import autotinybert as atb
 from common import distributed
@@ -226,17 +226,10 @@ def test_a_step_is_algorithm_1():
 
 def test_masking_is_80_10_10_and_never_touches_special_tokens():
     generator = torch.Generator().manual_seed(0)
-    tokenizer = types.SimpleNamespace(
-        vocab_size=1000,
-        pad_id=0,
-        cls_id=2,
-        sep_id=3,
-        mask_id=4,
-    )
     ids = torch.randint(5, 1000, (2000, 64), generator=generator)
     ids[:, 0] = 2
     ids[::2, 40:] = 0
-    changed, positions, labels = atb.mask_tokens(ids, tokenizer, generator)
+    changed, positions, labels = atb.mask_tokens(ids, FakeTokenizer, generator)
     masked = labels != -100
     assert masked.sum(1).tolist() == [6, 9] * 1000  # 15% of 39 and of 63
     assert torch.equal(labels[masked], ids.gather(1, positions)[masked])
