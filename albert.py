@@ -19,7 +19,7 @@ Run:     python albert.py --pretrain --length 16 --objective none --batch 64 --l
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Sec. 4.1 -> mask_tokens, Lamb, pretrain       Table 5 -> evaluate_language_model
          Table 14 -> TABLE14                           Sec. 4.9 -> finetune, ensemble_job
-         Figure 1, Tables 1-5, 12 -> tests/claims/albert.py
+         Tables 1, 3-5, 8, 12 -> tests/claims/albert.py
 Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and train_step are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
 Differs: There are 25 departures from the paper, D1 to D25: grep -n '# D[0-9]' albert.py
@@ -146,6 +146,8 @@ EVALUATED = 64  # sequences of a batch in an evaluation
 
 def check_shape(cfg):
     """Raise ValueError if no model can be built from these settings."""
+    if cfg.activation not in ACTIVATIONS:
+        raise ValueError(f"activation {cfg.activation}: choose from {', '.join(ACTIVATIONS)}")
     if cfg.hidden % cfg.heads:
         raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
     if cfg.layers % cfg.groups:
@@ -1019,7 +1021,8 @@ def from_pretrained(cfg):
                 owned = read_init(cfg, {"pretrain": SHAPE, "finetune": SHAPE}, FREE)
                 task = next(iter(owned.keys() - {"model", "optimizer"}), "")
                 weights = owned[task or "model"]
-        elif cfg.action in ("finetune", "predict", "export") and not cfg.ensemble:
+        elif cfg.action in ("predict", "export") or (
+                cfg.action == "finetune" and not cfg.ensemble):
             raise UserError(f"--{cfg.action} needs --init, a model")
         check_shape(cfg)
     except (KeyError, ValueError) as error:
@@ -1159,7 +1162,7 @@ def answer(cfg, path):
         check_vocabulary(Path(cfg.init), tokenizer)
         task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
-        start_from(model, source, task.name)
+        print0(ranks, start_from(model, source, task.name))
         outputs = predict(model, task, *task.splits, cfg, ranks.device)
         print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
 
@@ -1174,8 +1177,9 @@ def ensemble_job(task, cfg, folder):
         if predictions["examples"] != seed_of(task.examples["dev"]):
             raise UserError(f"--ensemble {path}: its predictions on {task.name} are for other data")
         members.append(predictions)
+    splits = set(task.splits).intersection(*members)  # a member may lack a test split
     outputs = {split: average_predictions(task.kind, [member[split] for member in members])
-               for split in task.splits if split != "train"}
+               for split in task.splits if split in splits}
     folder.mkdir(parents=True, exist_ok=True)
     return {
         "job": folder.name,

@@ -962,7 +962,7 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
             if cfg.dry_run:
                 flops = step_flops(cfg, model.encoder.arch, phase == "superplm") / cfg.length
                 print_device_use(ranks, speed, flops)
-        if save and not last:
+        if save:
             checkpoint.save(step=done)
         if stop:
             raise Stop
@@ -1215,15 +1215,16 @@ def learn_latency(cfg, run):
     archs = list(map(parse_arch, times))
     milliseconds = list(times.values())
     unseen = math.ceil(len(archs) / 5)
-    predict = Predictor(cfg.latency_length).fit(archs[:-unseen], milliseconds[:-unseen])
+    predict = Predictor(cfg.latency_length).fit(
+        archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
     errors = [abs(guess / time - 1)
               for guess, time in zip(predict(archs[-unseen:]), milliseconds[-unseen:])]
     smallest = smallest_arch(search_space(cfg))
     fastest, = predict([smallest])
-    if fastest > limit:
-        raise UserError(f"--speedup {cfg.speedup:g}: nothing in the search space is that fast; the "
-                        f"fastest, {smallest}, takes {fastest:.3g} ms here, and the limit is "
-                        f"{limit:.3g} ms")
+    if fastest > limit or not propose([], 0, cfg, predict, limit):
+        raise UserError(f"--speedup {cfg.speedup:g}: --strategy {cfg.strategy} finds nothing that "
+                        f"is that fast; the fastest in the search space, {smallest}, takes "
+                        f"{fastest:.3g} ms here, and the limit is {limit:.3g} ms")
     print0(run.ranks, f"the limit of --speedup {cfg.speedup:g} is {limit:.3g} ms; the predictor's "
                       f"mean error is {100 * statistics.fmean(errors):.1f}%")
     return predict, limit
@@ -1245,9 +1246,6 @@ def evolve(superplm, predict, limit, data, cfg, run):
             history.append({"id": len(history), "round": number, "parent": parent,
                             "arch": str(arch), "predicted_ms": round(predict([arch])[0], 6),
                             **result})
-        if not history:
-            raise UserError(f"--strategy {cfg.strategy}: no candidate takes {limit:.3g} ms or "
-                            "less; choose a smaller --speedup or another --strategy")
         text = "".join(json.dumps(line) + "\n" for line in history)
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl", text)
         best = max(history, key=score_of)
@@ -1316,7 +1314,7 @@ def train_winners(superplm, finalists, data, cfg, run):
 def search(cfg, phase="search"):
     """All four phases, in one run folder, or phase "superplm" or "latency" alone."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        tasks = cfg.tasks if phase == "search" else ""
+        tasks = cfg.tasks if phase == "search" else None
         run, data = open_data(cfg, "search", ranks, phase != "latency", tasks)
         if not run.finished:
             if phase != "superplm":  # first, so that a limit that nothing meets costs no training
@@ -1342,13 +1340,13 @@ def search(cfg, phase="search"):
 # Other actions.
 
 
-def open_data(cfg, action, ranks, text=False, tasks=""):
+def open_data(cfg, action, ranks, text=False, tasks=None):
     """(RunFolder, Data); Data is None where the run is finished. text: whether it trains on text.
     tasks: names; MLM-saved needs text too. cfg does not change from here on."""
     # D10: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt; the paper has
     # WordPiece
     # D13: 5% of the documents are held out, 1,000 at most; the paper does not say
-    names = parse_tasks(tasks, recipes()) if tasks else []
+    names = [] if tasks is None else parse_tasks(tasks, recipes())
     if "MLM-saved" in names and cfg.setting == "distill":
         raise UserError("--tasks MLM-saved: --setting distill trains no head for it; give others, "
                         "as in --tasks SST-2")
@@ -1401,7 +1399,7 @@ def export(cfg, folder):
         head = {name: value for name, value in weights.items()
                 if name.startswith("head.") and arch == whole}
         print0(ranks, on_main(ranks, hf_models.write_bert, folder, state, dataclasses.astuple(arch),
-                              model.encoder.dropout.p, tokenizer, source, head))
+                              tokenizer, source, head))
 
 
 def step_flops(cfg, arch, one_shot):

@@ -526,11 +526,11 @@ def read_init(cfg, names, also=()):
     take_settings(cfg, record["settings"], folder, names[action], also)
     cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
     path, state = newest(folder / "checkpoint.pt")
-    if not (folder / "done.json").exists():
-        warnings.warn(f"{folder}: not finished; its newest checkpoint is used")
     if not path:
         raise UserError(f"{folder}: no checkpoint.pt; of a fine-tuning name one of its models, "
                         f"{folder}/TASK; else let the run save first")
+    if not (folder / "done.json").exists():
+        warnings.warn(f"{folder}: not finished; its newest checkpoint is used")
     return {name: model if name == "optimizer" else finite(model, folder)
             for name, model in state["owned"].items()}
 

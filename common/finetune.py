@@ -425,7 +425,7 @@ def write_outputs(task, outputs, folder):
 
 def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
     """The Task with one split, the examples of a file of the user's own, for the model of --init:
-    RUN/TASK, or the folder that --export wrote of it. name: of its task, if config.json does not
+    RUN/TASK, or (in albert.py) the folder that --export wrote. name: of its task, if config.json does not
     have it."""
     existing(path, "name a file of your own")
     record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")

@@ -98,10 +98,9 @@ def files(folder, name, search=False):
 
 
 def read_lines(path):
-    """(line number, cells) of each line of a TSV file that is not empty."""
-    for number, line in enumerate(read_text(path, FIX).split("\n"), 1):
-        if line.strip():
-            yield number, line.rstrip("\r").split("\t")
+    """(line number, cells) of each line of a TSV file, without empty lines at its end."""
+    for number, line in enumerate(read_text(path, FIX).rstrip("\r\n").split("\n"), 1):
+        yield number, line.rstrip("\r").split("\t")
 
 
 def warn_about_lines(path, numbers, width, treatment):

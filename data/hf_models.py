@@ -471,16 +471,19 @@ def bert_config(weights, shape, dropout, tokenizer, kind):
     return config
 
 
-def write_bert(folder, weights, shape, dropout, tokenizer, source="", head=()):
+def write_bert(folder, weights, shape, tokenizer, source, head=()):
     """Write {our name: weight} as a folder; returns a line that says what opens it.
 
     shape: the numbers of SIZES; head: the weights of a task's head, which replaces the pre-training
     heads; source: the folder whose config.json names the task.
     """
     task = ""
+    settings = read_json(Path(source) / "config.json", dict)
+    settings = settings.get("settings", settings)  # of a run, or of a Hugging Face folder
+    dropout = settings.get("dropout", settings.get("hidden_dropout_prob", 0.1))
     kind = "ForMaskedLM" if "transform.weight" in weights else ""
     if head:
-        task = read_json(Path(source) / "config.json", dict).get("settings", {}).get("tasks")
+        task = settings.get("tasks")
         kind = "ForQuestionAnswering" if task == "SQuAD1.1" else "ForSequenceClassification"
         encoder = {name: value for name, value in weights.items() if name.startswith("encoder.")}
         weights = {**encoder, **head}

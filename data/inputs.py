@@ -108,8 +108,8 @@ def find_models(cfg, tokenizer):
     for flag in cfg.models:
         value = getattr(cfg, flag)
         for path in filter(None, [value] if isinstance(value, str) else value):
-            checkpoint = Path(path, "checkpoint.pt")
-            files.append(str(checkpoint) if checkpoint.is_file() else path)
+            inside = [*Path(path).glob("checkpoint.pt"), *Path(path).glob("*/checkpoint.pt")]
+            files += map(str, sorted(inside) or [path])
     return files
 
 

@@ -11,12 +11,8 @@ NAN = math.nan
 
 
 def numbers(seed, count, top):
-    """Reproducible integers below top: the input of the reference libraries."""
-    values = []
-    for _ in range(count):
-        seed = (1103515245 * seed + 12345) % 2 ** 31
-        values.append((seed >> 16) % top)
-    return np.array(values)
+    """Integers below top, the same with every version of numpy."""
+    return np.random.RandomState(seed).randint(top, size=count)
 
 
 def test_class_metrics_agree_with_scikit_learn():
@@ -25,9 +21,9 @@ def test_class_metrics_agree_with_scikit_learn():
     right = numbers(15, 1000, 3) == 0
     predictions = np.where(right, labels, predictions)
     expected = {
-        metrics.accuracy: 0.404,
-        metrics.f1: 0.4019607843137255,
-        metrics.matthews: 0.3374577910680533,
+        metrics.accuracy: 0.389,
+        metrics.f1: 0.39408866995073893,
+        metrics.matthews: 0.3213748217351067,
     }
     for metric, score in expected.items():
         assert metric(predictions, labels) == pytest.approx(score, abs=1e-9)
@@ -37,8 +33,8 @@ def test_correlations_agree_with_scipy():
     """Of numbers with many ties."""
     x = numbers(3, 50, 7) / 7
     y = numbers(4, 50, 7) + x * 3.5
-    assert metrics.pearson(x, y) == pytest.approx(0.5875955600576713, abs=1e-9)
-    assert metrics.spearman(x, y) == pytest.approx(0.5727535893152236, abs=1e-9)
+    assert metrics.pearson(x, y) == pytest.approx(0.5002655864454885, abs=1e-9)
+    assert metrics.spearman(x, y) == pytest.approx(0.4509859166962411, abs=1e-9)
 
 
 @pytest.mark.parametrize("metric", [metrics.pearson, metrics.spearman, metrics.matthews])
