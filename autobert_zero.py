@@ -119,8 +119,7 @@ class Config:
     action = ""
     program = "autobert_zero"
     models = "init", "tokenizer"
-    writes = ("round-*", "warm-start", "finalists", "CoLA", "MRPC", "STS-B", "SST-2",
-              "QQP", "MNLI", "QNLI", "RTE", "WNLI", "SQuAD?.?")
+    writes = ("round-*", "warm-start", "finalists")
 
 
 PRESETS = {
@@ -1526,15 +1525,16 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
         per_second, prefetch, prepare_model, print0, print_device_use, progress, reduce_mean,
         seed_everything, seed_of, send, set_accumulate, to_host, training_cost)
     from common.finetune import (
-        GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
-        percent, predict, print_summary, run_jobs, shown_name, summarise)
+        LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
+        parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
     from common.tokenization import load_tokenizer
     from data.corpus import join
     from data.inputs import open_run, words_after_training
     from data.network_code import SPAN, write_hugging_face, write_network
 
+Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
 NINE = "mean of App. C's nine numbers"
-GROUPS = {"glue": ["MNLI", "CoLA", "MRPC", "STS-B", "SST-2", "QQP", "QNLI", "RTE"]}  # no WNLI
+GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
 
 
 def schedule(step, steps, warmup):

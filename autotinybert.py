@@ -51,9 +51,7 @@ class Config:
     program = "autotinybert"  # the file's name
     models = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
     writes = (  # for --restart, next to common.checkpoint.WRITES
-        "superplm*", "model*", "further", "candidates", "finals", "latency.json",
-        "finalists.json", "SQuAD1.1", "SST-2", "MNLI", "MRPC",
-        "CoLA", "QNLI", "QQP", "STS-B", "RTE", "WNLI")
+        "superplm*", "model*", "further", "candidates", "finals", "latency.json", "finalists.json")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
     restart: bool = False  # start again in an existing run folder
@@ -765,11 +763,13 @@ if (Path(__file__).parent / "common").is_dir():
         pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
         seed_of, send, set_accumulate, training_cost)
     from common.finetune import (
-        GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task, parse_tasks,
-        percent, predict, print_summary, run_jobs, summarise)
+        LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
+        parse_tasks, percent, predict, print_summary, run_jobs, summarise)
     from common.tokenization import load_tokenizer
     from data import corpus, hf_models
     from data.inputs import Data, check_vocabulary, open_run, words_after_training
+
+Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
 
 
 def schedule(step, steps, warmup):

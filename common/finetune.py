@@ -33,7 +33,7 @@ from common.distributed import (
     Pace, Ranks, autocast, prefetch, print0, seed_everything, send, to_host)
 
 # tasks by the time that they take, the longest first
-LONGEST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()
+LONGEST_FIRST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is among the tasks
 EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensors of 2.7 GB of them
 CLIP = 1.0  # largest gradient norm, as in BERT
@@ -425,8 +425,8 @@ def write_outputs(task, outputs, folder):
 
 def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
     """The Task with one split, the examples of a file of the user's own, for the model of --init:
-    RUN/TASK, or (in albert.py) the folder that --export wrote. name: of its task, if config.json does not
-    have it."""
+    RUN/TASK, or in albert.py the folder that --export wrote. name: of its task, if config.json
+    does not have it."""
     existing(path, "name a file of your own")
     record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", record)
@@ -471,7 +471,7 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
 
     def share(stage, start):
         return share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start),
-                         cost=lambda job: -[*LONGEST, jobs[job]].index(jobs[job]))
+                         cost=lambda job: -[*LONGEST_FIRST, jobs[job]].index(jobs[job]))
 
     results = share(early, None)
     mnli = [result for result in results if result["task"] == "MNLI" and not result["diverged"]]

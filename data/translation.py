@@ -32,7 +32,7 @@ SIDES = "source", "target"
 # --- files ---------------------------------------------------------------------------------------
 
 def find_sides(prefix, endings):
-    """The files PREFIX.source and PREFIX.target; MissingFile where one is not there."""
+    """The files PREFIX.source and PREFIX.target; UserError where one is not there."""
     return [existing(f"{prefix}.{ending}", FIX) for ending in endings]
 
 
