@@ -53,14 +53,14 @@ class Recipe:
     main: str = "accuracy"  # the metric that counts; "a+b" is the mean of two
 
 
-def parse_tasks(text, recipes, groups=None):
+def parse_tasks(text, recipes, groups=()):
     """The tasks that "CoLA,squad1.1" names, in that order. "glue", "squad" and `groups` ({word:
     names}) stand for several. Raises UserError for an unknown name."""
     known = {name: [name] for name in recipes}
     known["glue"] = [name for name in recipes if name in glue.TASKS]
     if squads := [name for name in recipes if name.startswith("SQuAD")]:
         known["squad"] = squads
-    known |= groups or {}
+    known |= groups
     by_word = {word.lower(): names for word, names in known.items()}
     words = text.lower().replace(",", " ").split() or [text]
     for word in words:

@@ -1,19 +1,14 @@
 """tests/claims: verdicts of made intervals, the page, and each study at its smallest."""
+import importlib
 import json
 
 import pytest
 from conftest import ROOT, slow
 
-from tests.claims import albert, autobert_zero, autotinybert, mformer, page, study
+from tests.claims import page, study
 from tests.claims.study import Interval
 
 CLAIMS = ROOT / "tests" / "claims"
-PAPERS = {
-    "autobert_zero": autobert_zero,
-    "autotinybert": autotinybert,
-    "albert": albert,
-    "mformer": mformer,
-}
 ABOVE = (2, 1, 3, 3)  # mean, low, high, pairs
 BELOW = (-2, -3, -1, 3)
 AROUND = (0, -1, 1, 9)
@@ -59,7 +54,7 @@ MIXTURE = (
     ("autobert_zero counts", ""),
     ("albert parameters", ""),
     ("mformer counts", ""),
-    slow("autobert_zero search weights attention uniformity", SEARCH),
+    slow("autobert_zero search again weights attention uniformity", SEARCH),
     slow("autobert_zero fidelity", SEARCH),
     slow("autobert_zero latency", ""),
     slow("autotinybert shape", TINY),
@@ -75,7 +70,7 @@ MIXTURE = (
 def test_studies_run_at_their_smallest(names, flags, tmp_path):
     """All pairs of arms that the claims compare are measured. Studies in one row share runs."""
     paper, *names = names.split()
-    module = vars(PAPERS[paper])
+    module = vars(importlib.import_module(f"tests.claims.{paper}"))
     for name in names:
         words = f"{name} --seeds 1 --results {tmp_path} --runs {tmp_path}/runs {flags}"
         record = study.main(paper, module, words.split())

@@ -1,4 +1,4 @@
-"""Draw the study `search` of AutoBERT-Zero for the front page, for light and dark pages:
+"""Draw the study `again` of AutoBERT-Zero for the front page, for light and dark pages:
 
     python -m tests.claims.search_plot    (pip install matplotlib)
 """
@@ -44,7 +44,7 @@ def draw_judged(axes, values, accent, colour, ink):
 
 def draw(theme, folder=HERE / "results"):
     """Write search-THEME.svg into a folder; returns its path."""
-    record = read(HERE / "results" / "autobert_zero" / "search.json")
+    record = read(HERE / "results" / "autobert_zero" / "again.json")
     ink, colour, accent = COLOURS[theme]
     style = {"text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
              "xtick.color": ink, "ytick.color": ink, "axes.spines.top": False,
