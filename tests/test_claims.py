@@ -3,12 +3,11 @@ import importlib
 import json
 
 import pytest
-from conftest import ROOT, slow
+from conftest import slow
 
 from tests.claims import page, study
 from tests.claims.study import Interval
 
-CLAIMS = ROOT / "tests" / "claims"
 ABOVE = (2, 1, 3, 3)  # mean, low, high, pairs
 BELOW = (-2, -3, -1, 3)
 AROUND = (0, -1, 1, 9)
@@ -27,16 +26,15 @@ def test_verdicts(intervals, least, expected):
 
 
 def test_the_page_is_what_the_results_say():
-    assert (CLAIMS / "README.md").read_text(encoding="utf-8") == page.page()
+    assert (study.HERE / "README.md").read_text(encoding="utf-8") == page.page()
 
 
 @pytest.mark.peers
 def test_the_plot_of_the_front_page_is_what_the_results_say(tmp_path):
-    pytest.importorskip("matplotlib")
     from tests.claims import search_plot
 
     path = search_plot.draw("dark", tmp_path)
-    assert path.read_text() == (CLAIMS / "results" / path.name).read_text()
+    assert path.read_text() == (study.HERE / "results" / path.name).read_text()
 
 
 SEARCH = (
