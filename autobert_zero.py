@@ -1532,7 +1532,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from data.inputs import open_run, words_after_training
     from data.network_code import SPAN, write_hugging_face, write_network
 
-Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
+    Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
+
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
 

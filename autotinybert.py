@@ -769,7 +769,7 @@ if (Path(__file__).parent / "common").is_dir():
     from data import corpus, hf_models
     from data.inputs import Data, check_vocabulary, open_run, words_after_training
 
-Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
+    Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
 
 
 def schedule(step, steps, warmup):
