@@ -1556,7 +1556,7 @@ def make_optimizer(model, weight_decay):
         (decayed if matrix else others).append(value)
     groups = [{"params": decayed, "weight_decay": weight_decay},
               {"params": others, "weight_decay": 0.0}]
-    # D44: AdamW with bias correction; App. D.2 says Adam
+    # D44: weight decay is decoupled (AdamW); App. D.2 says Adam
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
@@ -1772,7 +1772,7 @@ def open_inputs(cfg, ranks, *needs, tasks=()):
     open; nothing assigns to cfg afterwards."""
     source = read_run(cfg) if cfg.init else None
     if source:
-        cfg.warm_times = 0
+        cfg.warm_times = 0  # --init takes its place
     if tasks:
         cfg.tasks = ",".join(tasks)
     if cfg.action != "search":

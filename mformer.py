@@ -998,7 +998,7 @@ def rank_and_evolve(space, history, cfg):
     if min(latencies) > limit:
         raise UserError(
             f"--latency_limit {limit}: the fastest of {len(archs)} samples takes "
-            f"{min(latencies)}; raise it; --init {cfg.out} --steps 1 keeps this super-net")
+            f"{min(latencies)}; raise it; --init {cfg.out} starts from this super-net")
     # 1. Pairwise ranking.
     by_loss = Ranker(space, archs, losses, cfg.seed)
     by_latency = Ranker(space, archs, latencies, cfg.seed)
