@@ -13,11 +13,12 @@ import pytest
 import torch
 from conftest import filled, slow
 from kills import begin, children_of, differences, finish, start
-from small_runs import SEARCHES, TRAINED, TUNED
+from small_runs import SEARCHES, TRAINED, TUNED, call
 
 import autotinybert
 import mformer
 from common.checkpoint import read_jsonl, release_locks
+from common.distributed import Pace
 
 RUNS = {
     name: f"{command} --steps 6 --save_every 2 --accumulate 2" for name, command in TRAINED.items()}
@@ -71,6 +72,26 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
             release_locks()
     assert deaths >= 2
     assert differences(tmp_path / "whole", tmp_path / "killed") == []
+
+
+@pytest.mark.parametrize("name", [*TRAINED, "tuned"])
+def test_sigterm_in_the_last_step_loses_no_step(name, ready, tmp_path, monkeypatch):
+    command = {**TRAINED, "tuned": TUNED}[name] + " --save_every 9 --out {out}"
+    steps = []
+    pace = Pace.__call__
+
+    def stop_at_last(self):
+        steps.append(self)
+        if len(steps) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return pace(self)
+
+    monkeypatch.setattr(Pace, "__call__", stop_at_last)
+    command = filled(command, out=tmp_path, **ready)
+    for status in (143, 0):
+        monkeypatch.setattr("common.distributed._stop_requested", False)
+        assert call(command, monkeypatch) == status
+    assert len(steps) == 2
 
 
 OFTEN = ("autobert_zero search",)  # test_autotinybert.py has a training
