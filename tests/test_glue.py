@@ -62,9 +62,10 @@ def test_malformed_lines_are_skipped_in_train_and_kept_in_test(tmp_path):
     with pytest.warns(UserWarning, match="train.tsv:3: 2 lines do not have 6 columns"):
         pairs = texts_of(tmp_path, "QQP", "train")
     assert [first for first, _ in pairs] == ["a0", "a2", "a4"]
-    write(tmp_path / "QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\tlost\n")
+    write(tmp_path / "QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n\n1\tlost\n\n")
     assert texts_of(tmp_path, "QQP", "test") == [
         ("a", "b"),
+        ("", ""),  # an empty line has a prediction of its own
         ("lost", ""),
     ]
 
