@@ -277,6 +277,17 @@ def test_the_best_candidate_writes_a_weight():
         assert kept == bool(unused.search(name))
 
 
+def test_a_search_from_a_tuned_model_begins_the_same_in_every_process():
+    """Whatever has been drawn there. The model has no language-model heads: they are random."""
+    arch = (9, MIXER)
+    tuned = abz.TaskModel(arch, TINY, 2, False).state_dict()
+    run = SimpleNamespace(ranks=Ranks(0, 1, CPU))
+    one, two = [
+        abz.first_super_net((tuned, arch, "--init"), run, None, TINY).weights
+        for _ in range(2)]
+    assert_close(one, two, rtol=0, atol=0)
+
+
 # Searcher
 
 
