@@ -325,7 +325,8 @@ def exported(folder, model, words):
     """The folder that --export writes of what a training or a fine-tuning has kept."""
     tuned = isinstance(model, atb.TaskModel)
     task = "SQuAD1.1" if tuned and model.spans else "SST-2"
-    settings = dataclasses.replace(TINY, arch=str(model.encoder.arch), tasks=task)
+    arch = str(model.encoder.arch)
+    settings = dataclasses.replace(TINY, arch=arch, tasks=task, dropout=0.3)
     kind = "finetune" if tuned else "further_train"
     keep_model(folder / "kept", kind, settings, words, model=model)
     run_here("--export", folder / "exported", "--init", folder / "kept")
@@ -344,6 +345,8 @@ def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, words):
     for folder in ("kept", "exported"):
         again = opened(tmp_path / folder, words)
         torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+    config = read_json(tmp_path / "exported" / "config.json")
+    assert config["hidden_dropout_prob"] == 0.3  # of the training, not of the command's preset
 
 
 def inputs_of_both():
@@ -487,6 +490,17 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_p
     best = read_json(tmp_path / "best.json")
     assert best["speedup"] >= 3
     assert best["milliseconds"] == pretended_latency(atb.parse_arch(best["arch"]))
+    assert not (tmp_path / "superplm").exists()
+
+
+@pytest.mark.parametrize("strategy", ["evolution", "random", "fast"])
+def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(
+        strategy, flags, tmp_path, monkeypatch):
+    """In a space of which only a few of the smallest architectures meet it."""
+    monkeypatch.setattr(atb, "time_model", pretended_latency)
+    more = ["--largest", "8-256-512-12-384", "--speedup", "24", "--strategy", strategy]
+    with pytest.raises(atb.UserError, match=f"{strategy} finds nothing"):
+        run_here("--search", *flags, *more, "--out", tmp_path)
     assert not (tmp_path / "superplm").exists()
 
 
