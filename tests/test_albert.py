@@ -367,30 +367,6 @@ def test_the_example_of_pick_ngrams(monkeypatch):
     assert chosen[0].nonzero()[:, 0].tolist() == numbers("1 3 4 5 6 8 9")
 
 
-def test_masking_is_80_10_10():
-    ids = torch.randint(
-        5,
-        1000,
-        (3000, 64),
-        generator=generator())
-    ids[:, [0, 30, -1]] = 3
-    changed, positions, labels = albert.mask_tokens(
-        ids,
-        FakeTokenizer,
-        generator())
-    used = labels != -100
-    originals = ids.gather(1, positions)
-    now = changed.gather(1, positions)
-    assert positions.shape == (3000, 10)  # D3: 15% of the tokens
-    assert used.float().mean() > 0.98
-    assert torch.equal(labels[used], originals[used])
-    assert (now[used] == 4).float().mean().item() == pytest.approx(0.8, abs=0.011)
-    assert (now == originals)[used].float().mean().item() == pytest.approx(0.1, abs=0.009)
-    assert torch.equal(
-        changed.scatter(1, positions, originals),
-        ids)
-
-
 def fake_segments():
     """data.corpus.Segments, of which the first 400 of 600 are pairs."""
     three = torch.full((600,), 3)
@@ -444,19 +420,6 @@ def text(ready, tokenizer):
 
 SMALL = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1,
              dev_examples=64)
-
-
-def test_micro_batches_are_sorted_and_the_same_for_any_number_of_processes(text):
-    cfg = dataclasses.replace(SMALL, batch=64, accumulate=16)
-    one = next(albert.training_batches(text, cfg, Ranks(0, 1, CPU), 0))
-    widths = [ids.shape[1] for ids, *_ in one]
-    assert widths == sorted(widths)
-    assert widths[0] < widths[-1]
-    for rank in range(2):
-        own = next(albert.training_batches(text, cfg, Ranks(rank, 2, CPU), 0))
-        for ours, theirs in zip(own, one[rank::2], strict=True):
-            for left, right in zip(ours, theirs, strict=True):
-                assert left is right is None or torch.equal(left, right)
 
 
 def test_losses_are_means_over_the_step(text):

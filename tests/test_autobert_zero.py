@@ -14,8 +14,6 @@ from torch.testing import assert_close
 
 import autobert_zero as abz
 from common.distributed import Ranks
-from common.tokenization import load_tokenizer
-from data.corpus import Corpus
 from data.network_code import write_network
 
 CPU = torch.device("cpu")
@@ -360,26 +358,6 @@ def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
 # Objective
 
 
-def test_masking_is_80_10_10_and_never_of_special_tokens():
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, 1000, (2000, 64), generator=generator)
-    ids[:, 0] = 2  # [CLS]
-    ids[:, 30] = 3  # [SEP]
-    ids[::2, 40:] = 0  # padding
-    changed, positions, labels = abz.mask_tokens(ids, FakeTokenizer, generator)
-    chosen = labels != -100
-    positions = positions[chosen]
-    labels = labels[chosen]
-    assert len(positions.unique()) == round(0.15 * 1000 * (62 + 38))
-    assert (labels >= 5).all()
-    changed = changed.flatten()
-    now = changed[positions]
-    for those, share in ((now == 4, 0.8), (now == labels, 0.1)):
-        assert those.sum() / len(now) == pytest.approx(share, abs=0.01)
-    changed[positions] = labels
-    assert torch.equal(changed, ids.flatten())
-
-
 def test_next_sentence_pairs():
     """Half of the second segments are from elsewhere; where nothing follows there is no label."""
     segments = SimpleNamespace(
@@ -394,28 +372,6 @@ def test_next_sentence_pairs():
     assert 120 < elsewhere.sum() < 180
     assert torch.equal(second[:300, 0], 20 + 10 * elsewhere)
     assert torch.equal(length[:300], 2.0 - 1.0 * elsewhere)
-
-
-def test_micro_batches_are_sorted_and_the_same_for_any_number_of_processes(ready):
-    """One micro-batch has the order of the text."""
-    tokenizer = load_tokenizer(ready["corpus"])
-    text = Corpus(ready["corpus"], tokenizer)
-    data = SimpleNamespace(train=text, tokenizer=tokenizer, device=CPU)
-    cfg = dataclasses.replace(TINY, vocab_size=300, length=64, batch=128, accumulate=32)
-    one = [*abz.training_batches(data, cfg, Ranks(0, 1, CPU), 0, [3])]
-    widths = [ids.shape[1] for _, (ids, *_) in one]
-    assert widths == sorted(widths)
-    assert widths[0] < widths[-1]
-    assert sum(weight for weight, _ in one) == pytest.approx(32)
-    for rank in range(2):
-        own = abz.training_batches(data, cfg, Ranks(rank, 2, CPU), 0, [3])
-        for (_, ours), (_, theirs) in zip(own, one[rank::2], strict=True):
-            assert torch.equal(ours[0], theirs[0])
-    cfg = dataclasses.replace(cfg, accumulate=1)
-    (weight, batch), = abz.training_batches(data, cfg, Ranks(0, 1, CPU), 0, [3])
-    expected = abz.language_batch(text.segments(384, 128, 61, cfg.seed), data, cfg, 384)
-    assert weight == 1
-    assert torch.equal(batch[0], expected[0])
 
 
 # The network as code
