@@ -15,6 +15,7 @@ OWN = {  # entries that may differ: times and places
     "seconds", "search_seconds", "milliseconds", "reference_milliseconds", "limit_milliseconds",
     "speedup", "speedup_range", "argv", "environment",
     "digest", "out"}
+TWO = ("--standalone", "--nproc_per_node=2")  # processes
 NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.json$|\.previous$")
 
 

@@ -2,16 +2,20 @@
 them once."""
 import importlib
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import filled
 
 from common import checkpoint, cli
+from common.distributed import Ranks
 
+ALONE = Ranks(0, 1, torch.device("cpu"))  # one process
 ARCH = (
     "'layers=1 hidden=16 ffn=16 heads=1 types=linear decoder_layers=1 decoder_hidden=16 "
     "decoder_ffn=16 decoder_heads=1 decoder_types=linear cross_heads=1 connect=1 "
@@ -69,6 +73,12 @@ def call(command, monkeypatch):
         cli.run(module.main if program == "data/prepare" else lambda: module.main(argv))
     checkpoint.release_locks()
     return end.value.code or 0
+
+
+def next_command(printed):
+    """The command that a run has printed for what comes next, as call() takes it."""
+    program, words = re.search(r"^next: python (\w+)\.py (.+)$", printed, re.MULTILINE).groups()
+    return f"{program} {words}"
 
 
 class FakeTokenizer:

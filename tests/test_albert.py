@@ -1,4 +1,4 @@
-"""albert.py: published counts, parity with transformers, LAMB, masking, sentence order,
+"""albert.py: published counts, parity with transformers, LAMB, n-grams, sentence order,
 fine-tuning."""
 import copy
 import dataclasses
@@ -15,17 +15,15 @@ from conftest import filled
 
 import albert
 from common.checkpoint import read_json, read_jsonl
-from common.distributed import Ranks
 from common.finetune import Recipe
 from common.tokenization import load_tokenizer
 from data import hf_models
 from data.corpus import Corpus
 from data.inputs import Data
 from data.text import train_sentencepiece
-from small_runs import FakeTokenizer, write
+from small_runs import ALONE, FakeTokenizer, write
 from tests.claims import albert as claims
 
-CPU = torch.device("cpu")
 TINY = albert.Config(vocab_size=60, layers=4, hidden=16, heads=2, ffn=32, embedding=8, dropout=0.0,
                      positions=40, length=16)
 
@@ -410,26 +408,15 @@ def test_inputs_of_sentence_pairs_and_their_labels(objective):
 
 # --- pre-training --------------------------------------------------------------------------------
 
-@pytest.fixture
-def text(ready, tokenizer):
-    return Data(
-        CPU,
-        tokenizer,
-        *Corpus(ready["corpus"], tokenizer).split(0.5))
-
-
-SMALL = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1,
-             dev_examples=64)
-
-
-def test_losses_are_means_over_the_step(text):
+def test_losses_are_means_over_the_step(ready, tokenizer):
     """For any number of micro-batches; chance is ln 2 for sequences with an order, and the others
     count as 0."""
+    cfg = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1)
+    text = Data(ALONE.device, tokenizer, Corpus(ready["corpus"], tokenizer))
     torch.manual_seed(0)
-    model = albert.LanguageModel(SMALL)
+    model = albert.LanguageModel(cfg)
     torch.nn.init.zeros_(model.order.weight)
-    ranks = Ranks(0, 1, CPU)
-    batches = next(albert.training_batches(text, SMALL, ranks, 0))
+    batches = next(albert.training_batches(text, cfg, ALONE, 0))
     fraction = torch.cat([order != -100 for *_, order in batches]).float().mean().item()
     logits = torch.cat([model(*inputs)[0].flatten(0, 1) for *inputs, _, _ in batches])
     words = torch.cat([labels.flatten() for *_, labels, _ in batches])
@@ -442,8 +429,8 @@ def test_losses_are_means_over_the_step(text):
         optimizer,
         batches,
         sums,
-        SMALL,
-        ranks)
+        cfg,
+        ALONE)
     wanted = [
         F.cross_entropy(logits, words).item(),
         fraction * math.log(2),
@@ -453,7 +440,7 @@ def test_losses_are_means_over_the_step(text):
 
 def test_nsp_needs_two_documents():
     pairs = SimpleNamespace(length_b=torch.ones(2), length_other=torch.zeros(2))
-    text = Data(CPU, train=SimpleNamespace(sentence_runs=lambda *_, others: pairs))
+    text = Data(ALONE.device, train=SimpleNamespace(sentence_runs=lambda *_, others: pairs))
     with pytest.raises(albert.UserError):
         albert.check_pairs(text, tiny(corpus=("text",), objective="nsp"))
 

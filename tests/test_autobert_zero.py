@@ -9,14 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import FakeTokenizer
+from small_runs import ALONE, FakeTokenizer
 from torch.testing import assert_close
 
 import autobert_zero as abz
-from common.distributed import Ranks
 from data.network_code import write_network
 
-CPU = torch.device("cpu")
 TINY = abz.Config(
     vocab_size=50,
     layers=2,
@@ -279,7 +277,7 @@ def test_a_search_from_a_tuned_model_begins_the_same_in_every_process():
     """Whatever has been drawn there. The model has no language-model heads: they are random."""
     arch = (9, MIXER)
     tuned = abz.TaskModel(arch, TINY, 2, False).state_dict()
-    run = SimpleNamespace(ranks=Ranks(0, 1, CPU))
+    run = SimpleNamespace(ranks=ALONE)
     one, two = [
         abz.first_super_net((tuned, arch, "--init"), run, None, TINY).weights
         for _ in range(2)]

@@ -1,12 +1,10 @@
 """autobert_zero.py as a program: what its actions write and how they end."""
-import re
 import shlex
-import shutil
 
 import pytest
 import torch
 from conftest import filled
-from small_runs import SEARCHES, write
+from small_runs import SEARCHES, call, next_command, write
 from torch.testing import assert_close
 
 import autobert_zero as abz
@@ -49,11 +47,9 @@ def test_a_search_writes_history_best_network_and_the_next_command(
     assert best["baselines"].keys() == {"BERT", "hybrid", "majority"}
     command = arguments(ready, "--search", searched)
     assert abz.main(command) == 0  # prints the result again
-    printed = capsys.readouterr().out
-    words = re.search("^next: python autobert_zero.py (.+)$", printed, re.MULTILINE)[1]
+    command = next_command(capsys.readouterr().out)
     monkeypatch.chdir(tmp_path)
-    command = shlex.split(words)
-    assert abz.main([*command, "--steps", "2", "--batch", "2"]) == 0
+    assert not call(f"{command} --steps 2 --batch 2", monkeypatch)
     run = tmp_path / "runs" / "autobert_zero-pretrain-demo"
     settings = read_json(run / "config.json")["settings"]
     assert settings["arch"] == best["arch"]
@@ -78,13 +74,6 @@ def test_the_network_of_a_search_is_exported_as_it_ended(searched, tmp_path):
     for module in (path, searched / "best.py"):
         state = load(module)[1].state_dict()
         assert torch.equal(state[name], saved[name])
-
-
-def test_a_search_without_a_trained_network_says_so(searched, tmp_path):
-    shutil.copytree(searched, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "best.pt").unlink()
-    with pytest.warns(UserWarning, match="untrained"):
-        abz.main(["--describe", "--init", str(tmp_path)])
 
 
 @pytest.mark.peers

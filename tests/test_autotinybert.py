@@ -5,17 +5,15 @@ import functools
 import math
 import random
 import shlex
-import subprocess
-import sys
 import types
 
 import pytest
 import torch
-from conftest import ROOT, filled
-from small_runs import SEARCHES
+from conftest import filled
+from kills import TWO, finish
+from small_runs import ALONE, SEARCHES
 
 import autotinybert as atb
-from common import distributed
 from common.checkpoint import keep_model, load_file, read_json, release_locks
 from common.tokenization import WordPieceTokenizer
 
@@ -40,8 +38,6 @@ LABELS = torch.tensor([
     [7, 8],
     [9, -100],
 ])
-CPU = torch.device("cpu")
-HERE = distributed.Ranks(0, 1, CPU)
 close = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
@@ -212,9 +208,9 @@ def test_a_step_is_algorithm_1():
         optimizer,
         batches,
         lambda number: [atb.sub_model(model, arch) for arch in archs],
-        atb.Data(CPU),
+        atb.Data(ALONE.device),
         TINY,
-        HERE,
+        ALONE,
     )
     close(loss, expected_loss.detach())
     close(norm, expected_norm)
@@ -321,7 +317,7 @@ def exported(folder, model, words):
 def opened(folder, words):
     """start_model of a folder."""
     cfg = dataclasses.replace(TINY, init=str(folder))
-    return atb.start_model("", cfg, atb.Data(CPU, words), HERE)
+    return atb.start_model("", cfg, atb.Data(ALONE.device, words), ALONE)
 
 
 def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, words):
@@ -372,11 +368,11 @@ def test_hugging_face_models_are_read(kind, width, tmp_path, words):
     batch, real, inputs = inputs_of_both()
     expected = theirs(**inputs, output_hidden_states=True)
     cfg = dataclasses.replace(TINY, teacher=str(tmp_path))
-    states = atb.load_teacher(cfg, HERE, words)(*batch)
+    states = atb.load_teacher(cfg, ALONE, words)(*batch)
     close(states[real], expected.hidden_states[-1][real])
     cfg.length = 33
     with pytest.raises(atb.UserError, match="32 positions"):
-        atb.load_teacher(cfg, HERE, words)
+        atb.load_teacher(cfg, ALONE, words)
     if kind == "bert":
         logits = opened(tmp_path, words).eval()(*batch, POSITIONS)
         close(logits, at_positions(expected.prediction_logits))
@@ -423,9 +419,9 @@ def test_a_training_continues_with_another_number_of_processes(ready, tmp_path, 
     """Killed after a step of one process and continued by two, a further training leaves what one
     process leaves."""
     command = ("--further_train --corpus {corpus} --arch 2-16-16-2-16 --batch 8 --length 32 "
-               "--dropout 0.1 --further_steps 3 --eval_every 2 --save_every 1 --device cpu --out")
-    command = shlex.split(filled(command, **ready))
-    run_here(*command, tmp_path / "whole")
+               "--dropout 0.1 --further_steps 3 --eval_every 2 --save_every 1 --device cpu")
+    command = filled(command, **ready)
+    run_here(*shlex.split(command), "--out", tmp_path / "whole")
     save = atb.Checkpoint.save
 
     def save_and_stop(checkpoint, **values):
@@ -433,11 +429,9 @@ def test_a_training_continues_with_another_number_of_processes(ready, tmp_path, 
         raise atb.Stop
 
     monkeypatch.setattr(atb.Checkpoint, "save", save_and_stop)
-    run_here(*command, tmp_path / "killed", status=143)
+    run_here(*shlex.split(command), "--out", tmp_path / "killed", status=143)
     release_locks()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    subprocess.run(
-        [*launch, "autotinybert.py", *command, tmp_path / "killed"], cwd=ROOT, check=True)
+    finish(f"autotinybert {command}", tmp_path / "killed", *TWO)
     assert '"event": "resumed"' in (tmp_path / "killed" / "log.jsonl").read_text()
     one, two = [
         load_file(tmp_path / name / "model/checkpoint.pt")["owned"]["model"]
@@ -500,7 +494,7 @@ def test_latencies_of_another_processor_are_named(tmp_path, monkeypatch):
 
 def test_zero_steps_are_the_papers_passes_over_the_corpus():
     """Sec. 4.1: 5, and 10 from scratch."""
-    data = atb.Data(CPU, train=types.SimpleNamespace(slots=lambda length: 16 * length))
+    data = atb.Data(ALONE.device, train=types.SimpleNamespace(slots=lambda length: 16 * length))
     scratch = dataclasses.replace(TINY, arch="1-8-8-1-8")  # 26 steps a pass
     assert atb.steps_of(TINY, data, "superplm") == 130
     assert atb.steps_of(scratch, data, "further_train") == 260
@@ -522,5 +516,5 @@ def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
         tokenizer=str(whole),
         out=str(tmp_path),
     )
-    _, data = atb.open_data(cfg, "search", HERE, tasks="MNLI")
+    _, data = atb.open_data(cfg, "search", ALONE, tasks="MNLI")
     assert data.tasks["MNLI"].splits.keys() == {"train", "dev"}

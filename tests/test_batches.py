@@ -1,7 +1,7 @@
 """Batches of the files that predict masked tokens: what is masked, and how a step is divided."""
 import pytest
 import torch
-from small_runs import FakeTokenizer
+from small_runs import ALONE, FakeTokenizer
 
 import albert
 import autobert_zero
@@ -10,8 +10,6 @@ from common.distributed import Ranks
 from common.tokenization import load_tokenizer
 from data.corpus import Corpus
 from data.inputs import Data
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("file, total, longest", [
@@ -44,7 +42,7 @@ def test_masking_is_80_10_10_and_never_of_special_tokens(file, total, longest):
 
 def micro_batches(file, data, cfg, rank, size):
     """[(weight, micro-batch)] of a process in the fourth step."""
-    ranks = Ranks(rank, size, CPU)
+    ranks = Ranks(rank, size, ALONE.device)
     if file is albert:
         return [(1, batch) for batch in next(albert.training_batches(data, cfg, ranks, 3))]
     if file is autobert_zero:
@@ -57,7 +55,7 @@ def micro_batches(file, data, cfg, rank, size):
 @pytest.mark.parametrize("file", [albert, autobert_zero, autotinybert])
 def test_micro_batches_are_sorted_and_the_same_for_any_number_of_processes(file, ready):
     tokenizer = load_tokenizer(ready["corpus"])
-    data = Data(CPU, tokenizer, Corpus(ready["corpus"], tokenizer))
+    data = Data(ALONE.device, tokenizer, Corpus(ready["corpus"], tokenizer))
     cfg = file.Config(vocab_size=300, length=128, batch=64, accumulate=16, steps=4)
     one = micro_batches(file, data, cfg, 0, 1)
     widths = [ids.shape[1] for _, (ids, *_) in one]

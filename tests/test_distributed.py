@@ -9,13 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import write
+from small_runs import ALONE, write
 
 from common.cli import Stop, UserError
 from common.checkpoint import Checkpoint, RunFolder, read_jsonl, share_out
-from common.distributed import Pace, Ranks, launch, prefetch
-
-ALONE = Ranks(0, 1, torch.device("cpu"))
+from common.distributed import Pace, launch, prefetch
 
 
 @dataclasses.dataclass

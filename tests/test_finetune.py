@@ -1,16 +1,15 @@
 """common/finetune.py: tasks, training, jobs, medians."""
-import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
+from small_runs import ALONE
 
-from common.distributed import Ranks
+from albert import Config
 from common.finetune import Recipe, fine_tune, open_task, predict, run_jobs, summarise
 from common.tokenization import load_tokenizer
 
-ALONE = Ranks(0, 1, torch.device("cpu"))
 METRICS = {
     "MNLI": "accuracy",
     "CoLA": "matthews",
@@ -19,20 +18,11 @@ METRICS = {
 }
 
 
-@dataclasses.dataclass
-class Config:
-    dtype: str = "float32"
-    save_minutes: float = 0
-    glue: str = ""
-    squad: str = ""
-    train_examples: int = 40
-    dry_run: bool = True
-
-
 @pytest.fixture(scope="module")
 def tasks(demo, ready):
     tokenizer = load_tokenizer(ready["corpus"])
-    config = Config(glue=str(demo["glue"]), squad=str(demo["squad"]))
+    config = Config(
+        glue=str(demo["glue"]), squad=str(demo["squad"]), train_examples=40, dry_run=True)
     recipes = {
         name: Recipe(1e-5, 16, epochs=2, length=64, main=metric)
         for name, metric in METRICS.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import filled
-from small_runs import TRAINED, call, write
+from small_runs import TRAINED, call, next_command, write
 from test_bad_input import tuning
 
 from common.checkpoint import read_json, read_jsonl
@@ -23,10 +23,9 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypa
     printed = capsys.readouterr().out
     assert f"{out}: finished" in printed
     assert Path(re.search("best: (.+)", printed)[1]).exists()
-    program, words = re.search(r"^next: python (\w+)\.py (.+)$", printed, re.MULTILINE).groups()
     monkeypatch.chdir(tmp_path)
     before = {*tmp_path.rglob("*")}
-    assert not call(f"{program} {words}", monkeypatch)
+    assert not call(next_command(printed), monkeypatch)
     assert {*tmp_path.rglob("*")} > before
 
 

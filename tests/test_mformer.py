@@ -1,7 +1,6 @@
 """mformer.py: attention, published counts, sub-nets, search operators, beam search, whole runs."""
 import copy
 import dataclasses
-import json
 import math
 import random
 import statistics
@@ -10,17 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import filled
-from small_runs import SEARCHES, TRAINED, call
+from small_runs import ALONE, SEARCHES, TRAINED, call, next_command
 
 import mformer as mf
-from common.checkpoint import load_file, read_jsonl
+from common.checkpoint import load_file, read_json, read_jsonl
 from common.cli import UserError
-from common.distributed import Ranks
 from data import cifar10
 from data.translation import Translations
 from tests.claims import mformer as claims
 
-CPU = Ranks(0, 1, torch.device("cpu"))
 IMAGES = mf.Config(
     layers=(2, 3),
     hidden=(24, 32),
@@ -484,7 +481,7 @@ def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
         length=200,
         vocab_size=120,
         held_out=20)
-    data = Translations(cfg, CPU, tmp_path)
+    data = Translations(cfg, ALONE, tmp_path)
     assert sorted([*data.examples, *data.held]) == [*range(40)]
     _, _, decoder_input, labels = data.pairs(data.text, [0])
     (ids,) = data.text.ids(1, [0])
@@ -493,10 +490,6 @@ def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
 
 
 # --- whole runs ---
-
-def result_of(folder, name="done.json"):
-    return json.loads((folder / name).read_text())
-
 
 def weights_of(folder):
     return load_file(folder / "checkpoint.pt")["owned"]["model"]
@@ -509,13 +502,12 @@ def test_a_search_a_training_and_an_evaluation(tmp_path, ready, monkeypatch, cap
     monkeypatch.setitem(mf.PRESETS["cifar10"]["demo"], "steps", 2)
     monkeypatch.chdir(tmp_path)
     command = filled(f"mformer --search {SEARCHES['mformer']} --device cpu", **ready)
-    for folder in ("search", "train", "evaluate"):
+    for folder in ("search", "train"):
         assert not call(f"{command} --out {folder}", monkeypatch)
-        printed = capsys.readouterr().out
-        words = printed.rpartition("next: python mformer.py ")[2].partition("\n")[0]
-        command = f"mformer {words}"
-    best = result_of(tmp_path / "search", "best.json")
-    trained = result_of(tmp_path / "train", "config.json")
+        command = next_command(capsys.readouterr().out)
+    assert not call(f"{command} --out evaluate", monkeypatch)
+    best = read_json(tmp_path / "search" / "best.json")
+    trained = read_json(tmp_path / "train" / "config.json")
     assert trained["settings"]["arch"] == best["arch"]
     classes = (tmp_path / "evaluate" / "classes.txt").read_text().split()
     _, labels = cifar10.load_cifar10(str(ready["cifar10"]), "test")
@@ -523,7 +515,7 @@ def test_a_search_a_training_and_an_evaluation(tmp_path, ready, monkeypatch, cap
         int(ours) == label
         for ours, label in zip(classes, labels.tolist(), strict=True)
     ]
-    accuracy = result_of(tmp_path / "evaluate")["accuracy"]
+    accuracy = read_json(tmp_path / "evaluate" / "done.json")["accuracy"]
     assert accuracy == pytest.approx(statistics.fmean(right))
 
 
@@ -576,7 +568,7 @@ def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_pat
             None,
             None,
             IMAGES,
-            CPU,
+            ALONE,
             run,
             limit=1.5,
             enough=5)
@@ -601,10 +593,3 @@ def test_an_illegal_architecture_is_named(text, message):
             mf.parse_arch(text, IMAGES)
         else:
             mf.space_of(dataclasses.replace(TEXT, **text))
-
-
-def test_an_impossible_limit_is_told_before_the_training(tmp_path, ready, monkeypatch, capsys):
-    command = f"mformer --search {SEARCHES['mformer']} --latency_limit 1e-6 --out {{run}}"
-    assert call(filled(command, run=tmp_path / "run", **ready), monkeypatch) == 2
-    assert "the fastest architecture takes" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
