@@ -11,7 +11,7 @@ import torch
 from small_runs import write
 
 from common import glue
-from common.cli import Stop, UserError
+from common.cli import Stop
 from common.tokenization import load_tokenizer
 from data import text as module
 from data.corpus import Corpus, join
@@ -105,7 +105,7 @@ def test_workers_do_not_change_the_files(tmp_path, tokenizer, monkeypatch):
         assert np.array_equal(getattr(corpus, name), expected)
 
 
-def test_a_folder_is_made_once_and_holds_nothing_else(tmp_path):
+def test_a_folder_is_made_once(tmp_path):
     text = write(tmp_path / "t.txt", "w1 w2 ab bc cd.\n" * 9)
     folder = tmp_path / "out"
     make_corpus([text], folder, 14, "")
@@ -113,9 +113,6 @@ def test_a_folder_is_made_once_and_holds_nothing_else(tmp_path):
     before = file.stat()
     make_corpus([text], folder, 14, "")
     assert file.stat() == before
-    write(text, "w1 w2 w3\n")
-    with pytest.raises(UserError, match="holds other files"):
-        make_corpus([text], folder, 14, "")
 
 
 # --- examples ------------------------------------------------------------------------------------
