@@ -51,7 +51,7 @@ class Config:
     program = "autotinybert"  # the file's name
     models = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
     writes = (  # for --restart, next to common.checkpoint.WRITES
-        "superplm*", "model*", "further", "candidates", "finals", "latency.json", "finalists.json")
+        "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
     restart: bool = False  # start again in an existing run folder
@@ -1033,6 +1033,8 @@ def start_model(arch, cfg, data, ranks):
             cfg.init, cfg, arch, max(lengths, default=0))
         settings = read_json(folder / "config.json", dict).get("settings", {})
         variant = settings.get("variant", variant)
+        if settings.get("setting") == "distill" and "MLM-saved" in data.tasks:
+            raise UserError(f"MLM-saved: {cfg.init} was distilled and has no head for masked words")
         seed_everything(cfg.seed, "weights made anew")
         model = LanguageModel(whole, vocab_size, cfg.dropout, fit, positions)
         loaded = hf_models.fill(model, weights, folder)

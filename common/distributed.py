@@ -100,7 +100,7 @@ def pick_device(name, local_rank=0):
         name = f"cuda:{local_rank}"
     choices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if name not in choices:
-        raise UserError(f"--device {name}: this machine has {', '.join(choices)}; start no more "
+        raise UserError(f"device {name}: this machine has {', '.join(choices)}; start no more "
                         "processes than devices")
     device = torch.device(name)
     if device.type == "cuda":

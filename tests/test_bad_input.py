@@ -138,7 +138,7 @@ TABLE = [
     (TRAINED["albert"], "no run folder", put("out/log.jsonl", "theirs")),
     (TUNED.replace("{glue}", "typo") + " --restart", "typo", copy("tuned", to="out")),  # mistyped
     # flags; more of them in test_cli.py
-    ("albert --pretrain --corpus {corpus} --device cuda:99", "--device cuda:99"),
+    ("albert --pretrain --corpus {corpus} --device cuda:99", "device cuda:99"),
     ("albert --pretrain --corpus {corpus} --hidden 30 --heads 4", "hidden 30"),
     ("mformer --train --augment 0.1 0.9", "--augment: expected 3 arguments"),
     ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "leave these flags out"),
