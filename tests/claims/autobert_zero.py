@@ -21,7 +21,7 @@ TASKS = "QNLI", "RTE", "MNLI"
 HYBRID = f"conv3 | {abz.BERT_ATTENTION} | conv3 | {abz.BERT_ATTENTION}"
 FIRST = 6  # first seed of a search; pilots used earlier seeds
 HELD_OUT = 1200  # training examples that serve a search as its dev set, as many as the demo has
-LATER = 12  # candidates of the demo's search after its initial population
+BASELINES = {"hybrid": HYBRID, "BERT": "bert"}
 # how a network is judged: pre-trained once, fine-tuned with three seeds
 JUDGE = ["--steps", 1500, "--batch", 16, "--lr", 3e-3, "--finetune_lr", 2e-3]
 JUDGE += ["--finetune_epochs", 1]
@@ -45,8 +45,18 @@ def hold_out(folder):
     return folder.resolve()
 
 
-def run_searches(options, *strategies, first=FIRST):
-    """{(strategy, seed): run folder} of the demo's search."""
+def shared_weights(**changes):
+    """Flags of the demo's search with shared weights, which the preset `demo` turns off."""
+    demo = {**abz.PRESETS["demo"], **abz.PRESETS["demo"]["search"], **changes}
+    flags = ["--preset", "base"]
+    for name, value in demo.items():
+        if type(value) in (int, float, str):
+            flags += [f"--{name}", value]
+    return flags
+
+
+def run_searches(options, *strategies, first=FIRST, flags=()):
+    """{(strategy, seed): run folder} of the demo's search, or with other flags."""
     held_out = hold_out(options.runs / "glue")
     keys = []
     commands = {}
@@ -54,29 +64,35 @@ def run_searches(options, *strategies, first=FIRST):
         for strategy in strategies:
             keys.append((strategy, seed))
             commands[f"search-{strategy}-{seed}"] = [
-                PROGRAM, "--search", "--strategy", strategy, "--seed", seed,
+                PROGRAM, "--search", "--strategy", strategy, "--seed", seed, *flags,
                 *options.flags, "--glue", held_out]
     return dict(zip(keys, run_all(options, commands).values()))
 
 
-def train(options, arms, runs=3):
+def train(options, arms, runs=3, trainings=1):
     """{(arm, seed): mean score} of {(arm, seed): an architecture, or flags of its start}.
 
     Each network is pre-trained and, with `runs` seeds, fine-tuned on TASKS, as in the demo but for
-    JUDGE. Dev scores count."""
+    JUDGE. Dev scores count. All of it is done with so many training seeds: the arm's, and 100
+    more."""
+    keys = [*product(range(trainings), arms)]
     pretraining = {}
-    for (arm, seed), network in arms.items():
+    for training, (arm, seed) in keys:
+        network = arms[arm, seed]
         start = ["--arch", network] if isinstance(network, str) else network
+        seed += 100 * training
         name = run_name("pretrain", arm, seed)
         pretraining[name] = [PROGRAM, "--pretrain", *start, "--seed", seed, *JUDGE, *options.flags]
     finetuning = {}
-    for (arm, seed), folder in zip(arms, run_all(options, pretraining).values()):
+    for (training, (arm, seed)), folder in zip(keys, run_all(options, pretraining).values()):
+        seed += 100 * training
         for task in TASKS:  # one command each: in a common one RTE starts from MNLI's model
             finetuning[run_name("tune", arm, seed, task)] = [
                 PROGRAM, "--finetune", task, "--runs", runs, "--init", folder, "--seed", seed,
                 *JUDGE, *options.flags]
     values = {}
-    for (key, task), folder in zip(product(arms, TASKS), run_all(options, finetuning).values()):
+    folders = run_all(options, finetuning).values()
+    for ((_, key), task), folder in zip(product(keys, TASKS), folders):
         mean = read(folder / "done.json")["tasks"][task]["mean"]
         values.setdefault(key, []).append(mean)
     return {key: statistics.mean(each) for key, each in values.items()}
@@ -94,21 +110,21 @@ def winner(folder):
     return read(folder / "best.json")["arch"]
 
 
-def search_and_train(options, first):
-    """The record of `search`, from a first seed on."""
+def search_and_train(options, first, children=12, flags=(), baselines=BASELINES, **training):
+    """The record of `search`, from a first seed on. children: the number of candidates of a search
+    after its initial population."""
     names = {"op-nas": "OP-NAS", "random": "random search"}
-    searches = run_searches(options, *names, first=first)
+    searches = run_searches(options, *names, first=first, flags=flags)
     arms = {(names[one], seed): winner(folder) for (one, seed), folder in searches.items()}
     for seed in range(first, first + options.seeds):
-        arms["hybrid", seed] = HYBRID
-        arms["BERT", seed] = "bert"
-    values = by_arm(train(options, arms))
+        arms |= {(name, seed): arch for name, arch in baselines.items()}
+    values = by_arm(train(options, arms, **training))
     later = {"op-nas": "children", "random": "random candidates"}
     scores = {name: [] for name in names.values()}
     for (one, _), folder in searches.items():
         each = [*candidates(folder).values()]
         scores[names[one]].append(each)
-        values.setdefault(later[one], []).append(statistics.mean(each[-LATER:]))
+        values.setdefault(later[one], []).append(statistics.mean(each[-children:]))
     return {"values": values, "scores": scores}
 
 
@@ -155,6 +171,21 @@ def again(options):
         for name, earlier in before[part].items():
             record[part][name] = earlier + record[part][name]
     return record
+
+
+@study(
+    "2.3 core-hours",
+    Claim("longer-random", "With 56 candidates OP-NAS finds better networks than random search",
+          "curves (Figure 6)", [("OP-NAS", "random search")]),
+    Claim("longer-children", "With 56 candidates its children are better than random candidates",
+          "curves (Figure 6)", [("children", "random candidates")]),
+    picture=dots(MEAN))
+def longer(options):
+    """As `search`, with other seeds and another search: 56 candidates that share weights, of 4,000
+    training examples each, and four finalists. Two training seeds judge each winner. Children: the
+    last 48 candidates. No other batch follows."""
+    flags = shared_weights(rounds=12, train_examples=4000, finalists=4)
+    return search_and_train(options, FIRST + 12, 48, flags, {}, runs=1, trainings=2)
 
 
 @study(
@@ -230,23 +261,21 @@ def has_bit(arch):
 def fidelity(options):
     """Random networks with a convolution and an attention as last layer, about 16 of 64. Two
     searches score each of them at equal cost, one with shared weights, one without. Kendall's tau
-    is between the scores and training from scratch: 1,500 steps of pre-training, and the mean of
-    two seeds of fine-tuning.
+    is between the scores and training from scratch: 1,500 steps of pre-training and two seeds of
+    fine-tuning, the mean of two such trainings. "one training": tau between these two.
     """
-    demo = {**abz.PRESETS["demo"], **abz.PRESETS["demo"]["search"]}
-    demo |= {"finalists": 0, "rounds": 14}  # 8 + 14 x 4 candidates
-    flags = ["--strategy", "random", "--preset", "base"]  # the preset demo has no shared weights
-    for name, value in demo.items():
-        if type(value) in (int, float, str):
-            flags += [f"--{name}", value]
-    command = [PROGRAM, "--search", *flags, "--seed", FIRST, *options.flags]
-    command += ["--glue", hold_out(options.runs / "glue")]
+    flags = shared_weights(finalists=0, rounds=14)  # 8 + 14 x 4 candidates
+    command = [PROGRAM, "--search", "--strategy", "random", *flags, "--seed", FIRST]
+    command += [*options.flags, "--glue", hold_out(options.runs / "glue")]
     folders = run_all(options, {"fidelity-shared": command,
                                 "fidelity-alone": [*command, "--no_weight_sharing"]})
     shared, alone = map(candidates, folders.values())
     archs = [arch for arch in shared if arch in alone and has_bit(arch)]
-    arms = {(f"candidate {number}", 0): arch for number, arch in enumerate(archs)}
-    truth = [*train(options, arms, runs=2).values()]
+    trained = []
+    for seed in range(2):
+        arms = {(f"candidate {number}", seed): arch for number, arch in enumerate(archs)}
+        trained.append([*train(options, arms, runs=2).values()])
+    truth = [statistics.mean(pair) for pair in zip(*trained)]
     scores = {
         "shared": [shared[arch] for arch in archs],
         "alone": [alone[arch] for arch in archs],
@@ -260,7 +289,8 @@ def fidelity(options):
         "intervals": {
             "fidelity": taus,
             "biws": {"tau, shared - alone": gain},
-            "baseline": {"tau, number of convolutions": bootstrap(kendall, convolutions, truth)},
+            "baseline": {"tau, number of convolutions": bootstrap(kendall, convolutions, truth),
+                         "tau, one training": bootstrap(kendall, *trained)},
         },
         "lines": {name: [*zip(values, truth)] for name, values in scores.items()},
         "networks": archs,
