@@ -1013,7 +1013,7 @@ def from_pretrained(cfg):
             if "model_type" in config:
                 settings = hf_models.albert_settings(config)
                 v2 = not settings["dropout"] and settings["activation"] == "gelu_new"
-                settings["recipe"] = "v2" if v2 else "table14"
+                settings["recipe"] = config.get("recipe", "v2" if v2 else "table14")
                 take_settings(cfg, settings, cfg.init, SHAPE, FREE)
                 cfg.tokenizer = cfg.tokenizer or cfg.init
                 weights, task = hf_models.read_albert(cfg.init, config, cfg.groups)
@@ -1027,7 +1027,8 @@ def from_pretrained(cfg):
         check_shape(cfg)
     except (KeyError, ValueError) as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
-    longest = cfg.length if cfg.action == "pretrain" else cfg.finetune_length or 0
+    text = cfg.action in ("pretrain", "describe")
+    longest = cfg.length if text else cfg.finetune_length or 0
     if longest > cfg.positions:
         raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
                         f"pre-train with --positions {longest}")

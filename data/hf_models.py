@@ -253,6 +253,7 @@ def albert_config(cfg, architecture, outputs, groups, labels=(), task=""):
         "id2label": dict(enumerate(labels)),
         "finetuning_task": task,
         "finetune_length": cfg.finetune_length,
+        "recipe": cfg.recipe,
     }
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from conftest import filled
 
 import albert
-from common.checkpoint import read_json, read_jsonl
+from common.checkpoint import read_json, read_jsonl, write_json
 from common.finetune import Recipe
 from common.tokenization import load_tokenizer
 from data import hf_models
@@ -519,6 +519,9 @@ def test_the_recipe_of_v2_models(tokenizer, tmp_path):
     """Known by their config.json: no dropout, and half the learning rate for RACE."""
     state = albert.LanguageModel(TINY).state_dict()
     hf_models.write_albert(tmp_path, state, "", TINY, 1, tokenizer)
+    config = read_json(tmp_path / "config.json")
+    del config["recipe"]  # which our folders alone have
+    write_json(tmp_path / "config.json", config)
     recipes = albert.recipes(read_back(tmp_path)[0])
     assert (recipes["RACE"].lr, recipes["RACE"].dropout) == (1e-5, 0)
     assert (recipes["RTE"].lr, recipes["RTE"].dropout) == (3e-5, 0)
@@ -531,7 +534,9 @@ def run_main(*words):
 def test_an_exported_model_answers_as_the_folder_of_its_task(ready, tmp_path):
     tuned = ready["tuned"] / "CoLA"
     run_main("--export", tmp_path / "hf", "--init", tuned)
-    assert read_json(tmp_path / "hf" / "config.json")["finetune_length"] == 64
+    config = read_json(tmp_path / "hf" / "config.json")
+    assert config["finetune_length"] == 64
+    assert config["recipe"] == read_json(tuned / "config.json")["settings"]["recipe"]
     answers = []
     for model in (tuned, tmp_path / "hf"):
         out = tmp_path / f"answers-of-{model.name}"
