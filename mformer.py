@@ -1693,8 +1693,8 @@ def describe(cfg):
         tokens = (cfg.image // cfg.patch) ** 2 + 1
         examples = cfg.batch
         logits = 10
-    activations = [layer_activations(tokens, arch.hidden, ffn)
-                   for ffn in (*arch.ffn, *arch.decoder_ffn)]
+    activations = [layer_activations(tokens, arch.hidden, ffn) for ffn in arch.ffn]
+    activations += [layer_activations(tokens, arch.decoder_hidden, ffn) for ffn in arch.decoder_ffn]
     print(json.dumps({
         "parameters": total,
         "parts": parts,
@@ -1714,10 +1714,13 @@ ACTIONS = {
 
 def check(cfg, action):
     """UserError where flags contradict."""
-    if cfg.task == "cifar10" and "train_text" in cfg.given:
-        raise UserError("--train_text: --task wmt14 reads it; give that too")
+    texts = [name for name in DATA["wmt14"] if name in cfg.given]
+    if cfg.task == "cifar10" and texts:
+        raise UserError(f"--{texts[0]}: --task wmt14 reads it; give that too")
     if cfg.task == "cifar10" and cfg.image % cfg.patch:
         raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
+    if cfg.tokenizer and "vocab_size" in cfg.given:
+        raise UserError("--vocab_size: --tokenizer has its own; leave it out")
     if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
         raise UserError("--tokenizer, --vocab_size: --init has its own; leave these flags out")
 
