@@ -51,7 +51,7 @@ MIXTURE = (
     ("autobert_zero counts", ""),
     ("albert parameters", ""),
     ("mformer counts", ""),
-    slow("autobert_zero search again weights attention uniformity", SEARCH),
+    slow("autobert_zero search again longer weights attention uniformity", SEARCH),
     slow("autobert_zero fidelity", SEARCH),
     slow("autobert_zero latency", ""),
     slow("autotinybert shape", TINY),
