@@ -73,8 +73,8 @@ def train(options, arms, runs=3, trainings=1):
     """{(arm, seed): mean score} of {(arm, seed): an architecture, or flags of its start}.
 
     Each network is pre-trained and, with `runs` seeds, fine-tuned on TASKS, as in the demo but for
-    JUDGE. Dev scores count. All of it is done with so many training seeds: the arm's, and 100
-    more."""
+    JUDGE. Dev scores count. trainings: the number of training seeds: the arm's, that plus 100 and
+    so on."""
     keys = [*product(range(trainings), arms)]
     pretraining = {}
     for training, (arm, seed) in keys:
