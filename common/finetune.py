@@ -509,9 +509,10 @@ def main_score(result):
 
 
 def is_demo(paths):
-    """Whether the value of a data flag is demo data, in any folder: demo.json is above it."""
+    """Whether the value of a data flag is demo data, in any folder: demo.json is in it or above."""
     paths = [paths] if isinstance(paths, str) else paths
-    return all(any(Path(folder, "demo.json").is_file() for folder in Path(path).resolve().parents)
+    return all(any(Path(folder, "demo.json").is_file()
+                   for folder in Path(path, "file").resolve().parents)
                for path in paths)
 
 

@@ -63,6 +63,7 @@ def load(path, with_answers=True):
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
+                    "".join([entry["question"], paragraph["context"]])  # TypeError: one is no text
                     question = Question(
                         entry["id"], entry["question"], paragraph["context"], (), False)
                     place = f"{path}: question {question.id}"

@@ -58,6 +58,7 @@ def read_passage(path, answered=True):
             if answer not in LETTERS:
                 raise UserError(f"{path}: question {number + 1} has the answer {answer!r}; it must "
                                 "be A, B, C or D")
+            "".join([entry["article"], text, *options])  # TypeError where one is no text
             questions.append(Question(entry["article"], text, options, LETTERS.index(answer),
                                       path.parent.name))
     except (ValueError, KeyError, TypeError):

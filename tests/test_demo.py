@@ -178,3 +178,4 @@ def test_demo_data_is_known_by_what_is_there_and_not_by_its_name(demo, tmp_path)
     link = tmp_path / "link"
     link.symlink_to(demo["glue"])
     assert is_demo((demo["train_text"], str(link)))
+    assert is_demo(str(Path(demo["glue"]).parent))
