@@ -7,7 +7,7 @@ whose mutations follow the scores of the operations so far (OP-NAS) proposes can
 that shares weights (BIWS) makes each candidate cheap to evaluate.
 
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
-         torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 5 minutes
+         torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 3 minutes
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
 Tour:    follow the map row by row: kinds of layers, how they run and share weights, the search.
          Skip the text form, find_softmax_attention, the edits and fine-tuning at first.
@@ -112,7 +112,7 @@ class Config:
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1; weak below 0.1 (D9) [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # best candidates trained again, alone (D37); 0: none, as in the paper
-    finalist_times: int = 1  # steps of a finalist, in a candidate's --steps [>= 1]
+    finalist_times: int = 1  # --steps and --train_examples of a finalist, in a candidate's [>= 1]
     warm_times: int = 0  # steps of the warm start, in a candidate's --steps (D40); 0, --init: none
     # not settings: the given flags, the file's name, flags that name models, names in run folders
     given = frozenset()
@@ -145,12 +145,13 @@ PRESETS = {
             finetune_lr=2e-3,
             finetune_epochs=1,
             finetune_length=72,
+            train_examples=5000,
             population=8, rounds=3, parents=2, children=2,
-            finalists=2, finalist_times=20,
+            finalists=2, finalist_times=15,
             # D1: the demo shares no weights: each candidate is trained from the same start. Other
             # presets share them, as in the paper
             no_weight_sharing=True,
-            warm_times=30),
+            warm_times=10),
         pretrain=dict(steps=3000, save_every=500),
         finetune=dict(
             runs=3,
@@ -1347,6 +1348,13 @@ def first_super_net(source, run, data, cfg):
     return first
 
 
+def open_proxies(names, cfg, data):
+    """The data with the proxy tasks of a search, which reads their train and dev alone."""
+    kinds = dict.fromkeys(names, functools.partial(GlueTask, search=True))
+    tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), kinds) for name in names}
+    return dataclasses.replace(data, tasks=tasks)
+
+
 def measure_seconds(data, cfg):
     """Seconds of a step of pre-training and of a candidate's fine-tunings, which are scaled by
     their tokens; of the hybrid."""
@@ -1380,7 +1388,7 @@ def print_plan(run, data, cfg):
         seconds += waves * (cfg.finalist_times * training + tuning)
         words += (f", then the best {cfg.finalists} again and {' and '.join(names)}, "
                   f"{cfg.finalist_times} x {cfg.steps} steps each")
-    print0(run.ranks, f"plan: {words}; about {max(1, seconds / 60):,.0f} minutes with "
+    print0(run.ranks, f"plan: {words}; about {max(1, seconds / 60):,.0f} minute(s) with "
                       f"{run.ranks.size} process(es)")
     print0(run.ranks, "a line for each candidate: number, score and its parts in percent, seconds, "
                       "layers (att5: an attention of 5 operations); * best so far")
@@ -1393,9 +1401,7 @@ def run_search(cfg):
         run, data, source = open_inputs(cfg, ranks, "corpus", "glue", tasks=names)
         if run.finished:
             return print_best(run, cfg)
-        kinds = dict.fromkeys(names, functools.partial(GlueTask, search=True))
-        for name in names:
-            data.tasks[name] = open_task(name, cfg, data.tokenizer, recipes(cfg), kinds)
+        data = open_proxies(names, cfg, data)
         on_main(ranks, print_plan, run, data, cfg)
         first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first)
@@ -1440,7 +1446,10 @@ def train_finalists(history, first, run, data, cfg):
     lines = ranked(history)[:cfg.finalists]
     archs = {line["id"]: parse_arch(line["arch"]) for line in lines}
     archs = {**hand_designed(cfg.layers), **archs}
-    longer = dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps)
+    longer = dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps,
+                                 train_examples=cfg.finalist_times * cfg.train_examples)
+    if cfg.train_examples:
+        data = open_proxies([*data.tasks], longer, data)
     results = evaluate_all(archs, 0, first, run, "finalists", data, longer)
     finalists = [{**line, **results.pop(line["id"])} for line in lines]
     return finalists, results
