@@ -1449,7 +1449,7 @@ def train_finalists(history, first, run, data, cfg):
     longer = dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps,
                                  train_examples=cfg.finalist_times * cfg.train_examples)
     if cfg.train_examples:
-        data = open_proxies([*data.tasks], longer, data)
+        data = open_proxies(data.tasks, longer, data)
     results = evaluate_all(archs, 0, first, run, "finalists", data, longer)
     finalists = [{**line, **results.pop(line["id"])} for line in lines]
     return finalists, results

@@ -24,16 +24,19 @@ def questions(ready):
     return squad.load(ready["squad"] / "dev-v2.0.json")
 
 
-def test_mistakes_name_the_file_and_the_question(tmp_path):
+@pytest.mark.parametrize("text, words", [
+    ("?", "squad.json: question 1.*'zzz' is not at character 0"),
+    (None, "squad.json.*official layout"),
+])
+def test_mistakes_name_the_file_and_the_question(text, words, tmp_path):
     question = {
         "id": "1",
-        "question": "?",
+        "question": text,
         "answers": [{"text": "zzz", "answer_start": 0}],
     }
     paragraph = {"context": "A man sat.", "qas": [question]}
-    content = {"data": [{"paragraphs": [paragraph]}]}
-    path = write(tmp_path / "squad.json", content)
-    with pytest.raises(UserError, match="squad.json: question 1.*'zzz' is not at character 0"):
+    path = write(tmp_path / "squad.json", {"data": [{"paragraphs": [paragraph]}]})
+    with pytest.raises(UserError, match=words):
         squad.load(path)
 
 

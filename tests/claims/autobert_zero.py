@@ -184,13 +184,11 @@ def longer(options):
           "GLUE 87.7 against 86.3 (Table 2)", [("warm OP-NAS", "OP-NAS")]),
     picture=dots(MEAN))
 def weights(options):
-    """As in `search`. Warm networks start from the weights of the search: OP-NAS's winner, and
-    the hybrid from what fits it."""
+    """As in `search`. Warm networks start from the weights of the search."""
     arms = {}
     for (_, seed), folder in run_searches(options, "op-nas").items():
         arms["OP-NAS", seed] = winner(folder)
         arms["warm OP-NAS", seed] = ["--init", folder]
-        arms["warm hybrid", seed] = ["--init", folder, "--arch", HYBRID]
     return {"values": by_arm(train(options, arms))}
 
 
