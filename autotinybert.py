@@ -122,7 +122,7 @@ DRAWS = 100  # random architectures for one proposal
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
 CLIP = 1.0  # largest norm of the gradient
-# D21: the gradient is clipped as a whole; the released code first clips each parameter's
+# D21*: the gradient is clipped as a whole; the released code first clips each parameter's
 
 PRESETS = {
     "demo": {
@@ -490,7 +490,8 @@ def leading(weight, axes, sizes):
 
 
 def part_of(module, name, arch, layer=0):
-    """A copy of a module, `name` in layer `layer`, with slices of its weights: what `arch` uses."""
+    """A copy of a module whose weights are slices: the part that `arch` uses. name: of the module
+    in its parent. layer: the number of the layer that it is in."""
     ffn, heads, qkv = arch.shapes[layer]
     sizes = {"H": arch.hidden, "F": ffn, "N": heads, "D": qkv // heads}
     part = copy.copy(module)
@@ -509,8 +510,8 @@ def part_of(module, name, arch, layer=0):
 
 
 def sub_model(model, arch, variant="ebl"):
-    """The sub-model `arch` of a LanguageModel; its gradients reach the model's weights. It holds
-    for one forward and backward pass. Raises ValueError where `arch` is not within the model."""
+    """The sub-model `arch` of a LanguageModel; its gradients reach the model's weights. Cut
+    it again for each step. Raises ValueError where `arch` is not within the model."""
     if reason := why_outside(arch, model.encoder.arch, variant):
         raise ValueError(reason)
     part = part_of(model, "", arch)
@@ -534,7 +535,7 @@ def is_matrix(name):
 def make_optimizer(model, weight_decay):
     """AdamW with BERT's eps, without decay of biases and LayerNorms. The pooler of a LanguageModel,
     which its loss does not read, is not trained."""
-    # D16: AdamW with bias correction; the released code, as BERT's, has none, and the paper names
+    # D16*: AdamW with bias correction; the released code, as BERT's, has none, and the paper names
     # no optimizer
     # D6: entries that no sub-model of a step used decay, and move by their moments, as in the
     # released code; the paper does not say
@@ -553,7 +554,7 @@ def make_optimizer(model, weight_decay):
 def time_model(arch, cfg):
     """Milliseconds of encoder and pooler on the target device, with random weights: the mean of the
     middle five of nine passes, after two that warm up."""
-    # D20: a timing is a trimmed mean, and the predictor learns from the lowest of two timings; the
+    # D20*: a timing is a trimmed mean, and the predictor learns from the lowest of two timings; the
     # released code averages all passes but the first of ten, and the paper does not say
     device = torch.device(cfg.latency_device)
     with device:
@@ -618,7 +619,7 @@ class Predictor:
 def mutate(arch, space, rng):
     """Mut() of Alg. 2: each variable moves with probability 1/2, and at least one does, to a choice
     that is at most a tenth of its range away. (p_m decides whether an architecture mutates.)"""
-    # D2: the step of Mut() and the probabilities of the roulette are ours; the paper gives neither
+    # D2*: the step of Mut() and the probabilities of the roulette are ours; the paper gives neither
     genes = arch.genes
     for name in [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]:
         choices = list(space[name])
@@ -731,7 +732,7 @@ def distillation_loss(student, teacher, lengths):
     """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of
     the states (B, T, W) and of the raw attention scores (B, N, T, T), equally weighted. lengths:
     (B,), or None without padding."""
-    # D9: padding is no part of the means, since it depends on the batching, and a teacher's input
+    # D9*: padding is no part of the means, since it depends on the batching, and a teacher's input
     # is not masked; the paper does not say, and the released code averages over padding
     state_errors, score_errors = [(mine.float() - theirs.float()).square()
                                   for mine, theirs in zip(student, teacher)]
@@ -781,11 +782,11 @@ def schedule(step, steps, warmup):
 
 
 def draw_text(text, data, cfg, phase, position, count):
-    """ids, token_type_ids (R, T) and lengths (R,) of `count` sequences, from number `position` on,
-    of the endless stream of a phase from a Corpus."""
-    # D8: sequences are pairs, [CLS] A [SEP] B [SEP] with B after A; the paper does not say, and its
-    # code has no pairs. So fine-tuning meets a trained token type embedding. One long sentence is
-    # [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
+    """ids, token_type_ids (B, T) and lengths (B,) of B = `count` sequences of a Corpus: those from
+    number `position` on in the endless stream of a phase."""
+    # D8*: sequences are pairs, [CLS] A [SEP] B [SEP] with B after A; the paper does not say, and
+    # its code has no pairs. So fine-tuning meets a trained token type embedding. One long sentence
+    # is [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
     pairs = text.segments(position, count, cfg.length - 3, seed_of(cfg.seed, phase))
     return corpus.join(
         pairs.segment_a, pairs.length_a, pairs.segment_b, pairs.length_b, data.tokenizer)
@@ -827,7 +828,7 @@ def make_objective(data, cfg, batch):
 
 @torch.no_grad()
 def held_out_loss(model, data, cfg, examples=256, largest_batch=256):
-    """The mean loss of so many held-out sequences, the same for all models."""
+    """The mean loss of `examples` held-out sequences, in whole batches, the same for all models."""
     model.eval()
     size = min(largest_batch, cfg.batch)
     examples = size * math.ceil(examples / size)
@@ -888,9 +889,9 @@ def steps_of(cfg, data, phase):
 def training_batches(data, cfg, phase, numbers, steps):
     """Yield {number: (weight, micro-batch)} of this process for each of the steps. weight: tokens
     of the micro-batch, divided by the mean over the step's micro-batches."""
-    # D22: the sequences of a step are sorted by length into its --accumulate micro-batches, so that
-    # few are padded, and the average of the gradients is weighted by tokens; the paper does not say
-    # how a batch is divided, and its code does not sort
+    # D22*: the sequences of a step are sorted by length into its --accumulate micro-batches, so
+    # that few are padded, and the average of the gradients is weighted by tokens; the paper does
+    # not say how a batch is divided, and its code does not sort
     size = cfg.batch // cfg.accumulate
     for step in steps:
         position = step * cfg.batch
@@ -918,13 +919,13 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
 
     networks(step, number): the networks that a step trains on a micro-batch, the model or parts of
     it. phase: "superplm" or "further_train". Raises Diverged; after SIGTERM it saves the state in
-    FOLDER.pt and raises Stop. The host waits for a GPU where it logs, evaluates and saves.
+    FOLDER/training.pt and raises Stop. The host waits for a GPU where it logs, evaluates and saves.
     """
     ranks = run.ranks
     name = folder.name
     optimizer = make_optimizer(model.to(data.device), cfg.weight_decay)
     checkpoint = Checkpoint(
-        folder.with_name(f"{name}.pt"), ranks, model=model, optimizer=optimizer)
+        folder / "training.pt", ranks, model=model, optimizer=optimizer)
     if (folder / "done.json").exists():
         model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
         return checkpoint.remove()
@@ -1106,9 +1107,9 @@ def proxy_score(model, name, data, cfg):
     task = data.tasks[name]
     if not task:
         return score_mlm(model, data, cfg)["main"]
-    training = tuning(model, task, data, cfg, cfg.seed)
-    fine_tune(*training)
-    return task.score("dev", predict(training[0], task, "dev", cfg, data.device))["main"]
+    tuned, *others = tuning(model, task, data, cfg, cfg.seed)
+    fine_tune(tuned, *others)
+    return task.score("dev", predict(tuned, task, "dev", cfg, data.device))["main"]
 
 
 def train_task(model, job, data, cfg, run):
@@ -1116,10 +1117,10 @@ def train_task(model, job, data, cfg, run):
     predictions."""
     name, _, number = job.rpartition("-")
     folder = run.folder / "jobs" / job
-    training = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
-    result, outputs = finetune_job(*training, folder, run)
+    tuned, *others = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
+    result, outputs = finetune_job(tuned, *others, folder, run)
     if outputs:
-        keep(folder, "finetune", training[0], data, cfg, tasks=name)
+        keep(folder, "finetune", tuned, data, cfg, tasks=name)
     return result
 
 
@@ -1345,8 +1346,8 @@ def search(cfg, phase="search"):
 def open_data(cfg, action, ranks, text=False, tasks=None):
     """(RunFolder, Data); Data is None where the run is finished. text: whether it trains on text.
     tasks: names; MLM-saved needs text too. cfg does not change from here on."""
-    # D10: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt; the paper has
-    # WordPiece
+    # D10*: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt; the paper
+    # does not say, and its code has WordPiece
     # D13: 5% of the documents are held out, 1,000 at most; the paper does not say
     names = [] if tasks is None else parse_tasks(tasks, recipes())
     if "MLM-saved" in names and cfg.setting == "distill":
@@ -1405,8 +1406,8 @@ def export(cfg, folder):
 
 
 def step_flops(cfg, arch, one_shot):
-    """FLOPs of the forward passes of a sequence in a step: of `arch`, or in one-shot training the
-    mean over the sub-models of 1,000 steps."""
+    """FLOPs of the forward passes of a sequence in a step: of `arch`, or in one-shot training of
+    all sub-models of the step, the mean of 1,000 steps. A teacher is not counted."""
     steps = [draw_archs(cfg, step, 0) for step in range(1000)] if one_shot else [[arch]]
     masked = round(MASK_RATE * cfg.length)  # the head runs at masked positions alone
     counts = [flops(each, cfg.length) + 2 * masked * each.hidden * (each.hidden + cfg.vocab_size)
@@ -1426,6 +1427,7 @@ def describe(cfg):
         "arch": str(arch),
         "parameters": count,
         "parts": parts,
+        "steps": steps,  # that the days are for
         "flops": flops(arch, cfg.latency_length),
         "flops_counting": flops.__doc__,
         **training_cost(cfg, count, step_flops(cfg, arch, not cfg.arch), activations, logits, steps,

@@ -16,7 +16,8 @@ Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, ev
          Eq. 2 -> linear_read                    Sec. 3.2.2 -> search
          Eq. 3 -> reweight                       Sec. 4.1.4 -> AVERAGED, beam_search
          Table 1, 2 -> FEATURES, space_of        Sec. 6 -> PRESETS, learning_rate
-         Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED   Sec. 7, 8, Fig. 1, Table 5 -> tests/claims
+         Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED   Sec. 7 -> Ranker.importance
+         Sec. 8 -> --search_decoder              Fig. 3, Table 5 -> tests/claims
 Differs: in 31 places, D1 to D31: grep -n '# D[0-9]' mformer.py; MANUAL.md has the list.
 """
 import argparse
@@ -268,15 +269,15 @@ FEATURES = {
     "hidden": None,  # Enc Emb Dim
     "ffn": "layers",  # Enc FFN Dim
     "heads": "layers",  # Enc Head Num
-    "types": "layers",  # Enc Attn Type
+    "types": "layers",  # Enc Self-Attn
     "decoder_layers": None,  # Dec Layer Num
     "decoder_hidden": None,  # Dec Emb Dim
     "decoder_ffn": "decoder_layers",  # Dec FFN Dim
     "decoder_heads": "decoder_layers",  # Dec Head Num
-    "decoder_types": "decoder_layers",  # Dec Attn Type
+    "decoder_types": "decoder_layers",  # Dec Self-Attn
     "cross_heads": "decoder_layers",  # En-De Head Num
     "connect": "decoder_layers",  # En-De Connect
-    "cross_types": "decoder_layers",  # En-De Attn Type
+    "cross_types": "decoder_layers",  # En-De Cross-Attn
 }
 
 # An architecture: numbers and, where each layer has a value, tuples. A network for images has no
@@ -367,7 +368,7 @@ def mutate(parent, space, chance, rng):
     """Draw each value again with this chance. Values of layers that the parent does not have are
     always drawn."""
     def redraw(name, choices, layer):
-        old = values_of(parent, name)[layer:layer + 1]
+        old = values_of(parent, name)[layer:layer + 1]  # () where the parent has no such layer
         return rng.choice(choices) if not old or rng.random() < chance else old[0]
     return build_arch(space, redraw)
 
@@ -380,7 +381,7 @@ def crossover(one, two, space, rng):
     return build_arch(space, inherit)
 
 
-def retype(arch, attn_type, parts=("types",)):
+def retype(arch, attn_type, parts):
     """The architecture with one type of attention in these parts."""
     return arch._replace(**{part: (attn_type,) * len(getattr(arch, part)) for part in parts})
 
@@ -515,7 +516,7 @@ def reweight(x, cosines):
     return (F.relu(x)[..., None, :] * cosines.to(x.dtype)).flatten(-2)
 
 
-def linear_state(k, v, mask=None):
+def linear_state(k, v, mask):
     """The first product of Eq. 2, over the tokens that are no padding: sum_j k_j v_j^T
     (B, N, 2D, D) and, for the denominator, sum_j k_j (B, N, 1, 2D) and the number of keys
     (B, 1, 1, 1).
@@ -606,8 +607,8 @@ def head_width(heads, cfg):
 
 
 class Attention(nn.Module):
-    """Self-attention of the encoder, (B, T, H) -> the same, and, with the layers of the encoder as
-    memory, of which remember() keeps the keys and values of a sentence, cross-attention.
+    """Self-attention of the encoder, and cross-attention of the decoder: remember() makes the keys
+    and values of a sentence once, read() the output of any queries. (B, T, H) -> the same.
 
     keys: the width of its keys' states. heads: all numbers of heads that it is called with.
     has_table: whether it has relative positions.
@@ -842,7 +843,7 @@ class Ranker:
     # D6*: the ranker compares pairs, as in the paper; the released one is a regression by boosted
     # trees, and the importance of a feature is its own |tau| with the values.
 
-    def __init__(self, space, archs, values, seed=0, steps=400):
+    def __init__(self, space, archs, values, seed=0):
         generator = torch.Generator().manual_seed(seed)
         self.space = space
         self.x = self.inputs(archs)
@@ -856,15 +857,15 @@ class Ranker:
             torch.manual_seed(seed)
             self.network = nn.Sequential(
                 nn.Linear(self.x.shape[1], 64), nn.ReLU(), nn.Linear(64, 1))
-        self.fit(generator, steps)
+        self.fit(generator)
         self.tau = self.quality(self.x, self.held_out)
 
-    def fit(self, generator, steps):
+    def fit(self, generator):
         """Minimise the cross-entropy of random pairs. Keep the best weights for self.stopping."""
         optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
         best = -math.inf
-        for step in range(steps + 1):
+        for step in range(401):
             if step % 20 == 0:
                 tau = self.quality(self.x, self.stopping)
                 if tau > best:
@@ -1022,6 +1023,9 @@ def rank_and_evolve(space, history, cfg):
     }
 
 
+# What follows measures and writes; its names from common/ are imported under "training".
+
+
 def cast(model, cfg, device):
     """The model for inference, in the type of --dtype: autocast would cast the weights again at
     every step of a decoder."""
@@ -1166,13 +1170,13 @@ def search(cfg):
             seed_everything(cfg.seed, "weights")
             supernet = supernet or make_model(arch, cfg, space)
             train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
-            measured = (supernet.eval(), data, cfg, ranks, run)
-            samples = measure_archs(draw_samples(space, cfg), "sample", *measured)
-            ranked, learned = rank_and_evolve(space, samples, cfg)
+            arguments = (supernet.eval(), data, cfg, ranks, run)
+            samples = measure_archs(draw_samples(space, cfg), "sample", *arguments)
+            ranked, learned = on_main(ranks, rank_and_evolve, space, samples, cfg)
             # The latency ranker errs, and the evolution prefers architectures that it predicts too
             # fast. So the best-ranked ones are measured, in order, until enough keep the limit.
             limit = learned["latency_limit"]
-            finalists = measure_archs(ranked, "finalist", *measured, limit, cfg.finalists)
+            finalists = measure_archs(ranked, "finalist", *arguments, limit, cfg.finalists)
             result = {**winner(samples + finalists, limit), **learned}
             on_main(ranks, write_json, run.folder / "best.json", result)
             run.finish(result)
@@ -1198,7 +1202,7 @@ def print_summary(run, ranks, cfg):
 # --- objective ------------
 
 
-def smoothed_loss(model, batch, arch=None, smoothing=SMOOTHING):
+def smoothed_loss(model, batch, arch, smoothing=SMOOTHING):
     """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that
     are not -100, their number)."""
     *inputs, labels = batch
@@ -1230,7 +1234,7 @@ def causal_linear_attention(q, k, v, cosines):
     """cosFormer attention of each token to those that are not later, in O(T).
     (B, N, T, D) -> the same
 
-    Inside a chunk of up to 2D tokens (at least 64) the product of queries and keys is taken first
+    Inside a chunk of up to max(64, 2D) tokens the product of queries and keys is taken first
     and multiplied by the cosines of their distances. The chunks before it are read from a running
     sum over chunks. A column of ones next to v gives the denominators.
     """
@@ -1273,10 +1277,12 @@ class CausalAttention(Attention):
         if cache is None:
             T = x.shape[1]
             kept.append(x.new_ones(T, T, dtype=torch.bool).tril())
-        elif attn_type == "linear":
-            kept = cache[:] = [old + part.float() for old, part in zip(cache or (0, 0, 0), kept)]
-        else:
-            kept = cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, kept)] or kept
+        else:  # states of the tokens so far: sums of linear attention, or keys and values
+            if attn_type == "linear":
+                kept = [old + part.float() for old, part in zip(cache or (0, 0, 0), kept)]
+            elif cache:
+                kept = [torch.cat(pair, dim=2) for pair in zip(cache, kept)]
+            cache[:] = kept
         return self.read(x, kept, attn_type, heads, cosines, first)
 
 
@@ -1381,7 +1387,7 @@ class Translator(nn.Module):
 
 
 @torch.no_grad()
-def beam_search(model, source, lengths, longest, bos, eos, barred=(), beam=4,
+def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
                 penalty=LENGTH_PENALTY):
     """The best translation of each source (B, S), lengths (B,), as (ids without end mark, score),
     where the score is log-probability / tokens ** penalty, as in fairseq.
@@ -1572,8 +1578,8 @@ def train_network(model, data, cfg, ranks, run, space=None):
         saves = left % cfg.save_every == 0
         stop, due, log = pace()
         if saves or stop or due or log or done % 50 == 0:
-            if not loss.isfinite():
-                raise Diverged(f"the loss became {loss.item()} before step {done}")
+            if not norm.isfinite():
+                raise Diverged(f"gradient norm {norm.item()} at step {done}")
             speed = per_second(float(seen), began)
             dev = {}
             if saves and not space and ranks.main and data.set_aside:

@@ -1,7 +1,8 @@
 """Files, run folders, checkpoints and the weights that a model starts from.
 
 A run folder holds config.json, log.jsonl, checkpoint.pt and done.json. The same command continues
-where it stopped. Every file is written whole or not at all.
+where it stopped. Every file is written whole or not at all, except that log.jsonl and mformer.py's
+history.jsonl grow line by line; a line that a crash tore off is dropped.
 """
 import contextlib
 import dataclasses
@@ -78,9 +79,9 @@ def previous(path):
     return Path(f"{path}.previous")
 
 
-def partials(folder, name="*"):
+def partials(folder):
     """What killed writes of atomic() left in a folder."""
-    return [path for path in Path(folder).glob(f"{name}.partial-*")
+    return [path for path in Path(folder).glob("*.partial-*")
             if path.suffix[9:].isdecimal() and path.is_file()]
 
 
@@ -103,7 +104,7 @@ def read_text(path, fix):
                         ) from None
 
 
-def parse_json(text, place, kind=object, fix="fetch it again"):
+def parse_json(text, place, kind, fix="fetch it again"):
     """The value of a JSON text, of a kind (dict, list). Raises UserError with its place and the
     fix."""
     try:

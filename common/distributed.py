@@ -49,7 +49,7 @@ class Ranks:
 
 
 @contextlib.contextmanager
-def launch(device="auto", dtype="auto"):
+def launch(device, dtype="auto"):
     """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a
     request to stop: a training loop saves after its step, and what else is under way is left after
     GRACE seconds. With --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10
@@ -177,8 +177,8 @@ def average_gradients(parameters, ranks, *numbers):
     """Average the gradients and the tensors `numbers` over the processes, in place, with one flat
     all_reduce.
 
-    For super-nets, which train another part of the model in each step. A parameter must have a
-    gradient in all processes or in none. Networks that do not change use DistributedDataParallel.
+    For training loops that also train super-nets, another part of the model in each step. A
+    parameter must have a gradient in all processes or in none. The other loops use prepare_model.
     """
     if ranks.size == 1:
         return
@@ -289,7 +289,7 @@ def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
     Memory is the sum of three parts. Parameters take 16 bytes each: float32 weights, gradients and
     two moments of the optimizer. Activations are those of one micro-batch, with --recompute of its
     largest layer. Logits, their log-softmax and its gradient are float32. Days: 3 forward passes
-    per step at UTILIZATION of the peak. """
+    per step at UTILIZATION of the peak."""
     kept = max(activations) if getattr(cfg, "recompute", False) else sum(activations)
     if cfg.dtype == "float32":
         kept *= 2

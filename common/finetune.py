@@ -238,7 +238,7 @@ class SquadTask(Task):
         return Path(folder, "predictions.json")
 
 
-def task_class(name, kinds=None):
+def task_class(name, kinds):
     """The class of a task. kinds: {name: class} in place of GlueTask and SquadTask."""
     default = SquadTask if name.startswith("SQuAD") else GlueTask
     return (kinds or {}).get(name, default)

@@ -67,6 +67,7 @@ MNLI_FILES = {
     "test": "test_matched",
     "test_diagnostic": "../diagnostic/diagnostic",  # AX: the leaderboard asks an MNLI model for it
 }
+POOL = 50  # batches that are sorted by length together
 # AutoBERT-Zero, Appendix C
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")
 
@@ -125,8 +126,8 @@ def load(folder, task, split):
 
     folder: holds one folder for each task. task: a Task or its name. split: train, dev, test, and
     for MNLI also dev_mismatched, test_mismatched and test_diagnostic. Lines of train and dev with
-    another number of columns than the header are skipped; one warning counts them. Raises UserError
-    for an unknown label.
+    fewer columns than the header, or with text in more, are skipped; one warning counts them.
+    Raises UserError for an unknown label.
     """
     task = TASKS.get(task, task)
     path = path_of(folder, task.name, split)
@@ -252,10 +253,10 @@ def encode(examples, tokenizer, max_length):
     return Features(pairs, labels, specials, max_length)
 
 
-def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
+def batch_indices(lengths, batch_size, seed, epoch):
     """Yield the indices of the examples of each batch.
 
-    With a seed: shuffled by (seed, epoch), cut into pools of `pool` batches, sorted by length
+    With a seed: shuffled by (seed, epoch), cut into pools of POOL batches, sorted by length
     inside a pool, and the batches shuffled. Without one: all examples from short to long.
     """
     order = np.argsort(lengths, kind="stable")
@@ -263,7 +264,7 @@ def batch_indices(lengths, batch_size, seed=None, epoch=0, pool=50):
     if seed is not None:
         random = np.random.default_rng([seed % 2 ** 63, epoch])  # numpy takes no negative seed
         order = random.permutation(len(lengths))
-        pools = np.split(order, np.arange(pool * batch_size, len(order), pool * batch_size))
+        pools = np.split(order, np.arange(POOL * batch_size, len(order), POOL * batch_size))
         pools = [pool[np.argsort(lengths[pool], kind="stable")] for pool in pools]
         order = np.concatenate(pools)
         starts = random.permutation(starts)
@@ -312,7 +313,7 @@ def paper_average(results):
         return float(np.mean([results[name] for name in PAPER_AVERAGE]))
 
 
-def write_submission(folder, task, outputs, split="test"):
+def write_submission(folder, task, outputs, split):
     """Write the leaderboard's file of a task, such as CoLA.tsv or MNLI-mm.tsv, and return its path.
 
     outputs: as in predictions_of, in the order of the test file. Labels are written by name, scores

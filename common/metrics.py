@@ -2,8 +2,9 @@
 
 Definitions follow scikit-learn, SciPy and the official SQuAD scripts. Where those give NaN or stop
 (no data, a constant input), the value here is 0.0: a broken model must never look good. For the
-same reason NaN in the input makes every correlation 0.0, and a NaN prediction is wrong for accuracy
-and F1. Values are fractions (0 to 1) or correlations (-1 to 1). BLEU is in data/translation.py.
+same reason NaN in the input makes pearson and spearman 0.0, and a NaN prediction is wrong for
+accuracy, F1 and matthews. Values are fractions (0 to 1) or correlations (-1 to 1). BLEU is in
+data/translation.py.
 """
 import math
 import re
