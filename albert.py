@@ -646,13 +646,12 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     from common.finetune import (
         Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
         print_summary, run_jobs, summarise, write_outputs)
-    from common.tokenization import load_tokenizer
     from data import hf_models
     # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and no token
     # has a digit before a comma (data/text.py)
-    # D24*: the lines of a document are joined and split into sentences, and no document is longer
-    # than 100,000 characters (data/text.py)
-    from data.inputs import check_vocabulary, open_run, words_after_training
+    # D24*: the lines of a document are joined and split into sentences, and a document ends after
+    # 100,000 characters (data/text.py)
+    from data.inputs import open_run, open_tokenizer, words_after_training
     from data.race import RaceTask
 
 
@@ -1057,7 +1056,7 @@ def export(cfg, folder):
     config = read_json(Path(cfg.init) / "config.json")
     length = config.get("settings", config).get("finetune_length")  # for --predict
     cfg = dataclasses.replace(cfg, finetune_length=length)
-    tokenizer = load_tokenizer(cfg.tokenizer)
+    tokenizer = open_tokenizer(cfg)
     print(hf_models.write_albert(
         folder, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer))
 
@@ -1159,8 +1158,7 @@ def answer(cfg, path):
     """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = from_pretrained(cfg)
-        tokenizer = load_tokenizer(cfg.tokenizer)
-        check_vocabulary(Path(cfg.init), tokenizer)
+        tokenizer = open_tokenizer(cfg)
         task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
         print0(ranks, start_from(model, source, task.name))

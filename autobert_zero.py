@@ -1536,9 +1536,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from common.finetune import (
         LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
         parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
-    from common.tokenization import load_tokenizer
     from data.corpus import join
-    from data.inputs import open_run, words_after_training
+    from data.inputs import open_run, open_tokenizer, words_after_training
     from data.network_code import SPAN, write_hugging_face, write_network
 
     Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
@@ -1850,7 +1849,7 @@ def answer(cfg, path):
     """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         weights, arch, _ = read_run(cfg)
-        tokenizer = load_tokenizer(cfg.tokenizer)
+        tokenizer = open_tokenizer(cfg)
         task = open_file(path, cfg, tokenizer, recipes(cfg))
         model = TaskModel(arch, cfg, task.outputs, task.kind == "span").to(ranks.device)
         model.load_state_dict(weights)
@@ -1899,7 +1898,7 @@ def export(cfg, name):
     path = Path(name)
     source = read_run(cfg)
     arch = resolve_arch(cfg)
-    tokenizer = load_tokenizer(cfg.tokenizer)
+    tokenizer = open_tokenizer(cfg)
     write = write_hugging_face  # refuses a folder that is not empty
     if path.suffix == ".py":
         write = write_network

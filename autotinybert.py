@@ -766,9 +766,9 @@ if (Path(__file__).parent / "common").is_dir():
     from common.finetune import (
         LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
         parse_tasks, percent, predict, print_summary, run_jobs, summarise)
-    from common.tokenization import load_tokenizer
     from data import corpus, hf_models
-    from data.inputs import Data, check_vocabulary, open_run, words_after_training
+    from data.inputs import (
+        Data, check_vocabulary, open_run, open_tokenizer, words_after_training)
 
     Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
 
@@ -1147,8 +1147,7 @@ def finetune(cfg, text):
 def answer(cfg, path):
     """Answer a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        tokenizer = load_tokenizer(cfg.tokenizer)
-        check_vocabulary(Path(cfg.init), tokenizer)
+        tokenizer = open_tokenizer(cfg)
         task = open_file(path, cfg, tokenizer, recipes())
         _, arch, weights, positions = read_model(cfg.init, cfg, longest=task.recipe.length)
         vocab_size = len(weights["encoder.token_embedding.weight"])
@@ -1392,7 +1391,7 @@ def further_train(cfg):
 def export(cfg, folder):
     """Write --init's model with its head, or its sub-model --arch, as a Hugging Face folder."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        tokenizer = load_tokenizer(cfg.tokenizer)
+        tokenizer = open_tokenizer(cfg)
         model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
         source, whole, weights, _ = read_model(cfg.init, cfg, cfg.arch)
         # without newly initialised weights, such as the MLM head that an ELECTRA lacks

@@ -176,7 +176,7 @@ def fingerprints(paths, part=1 << 20):
     for file in [file for path in map(Path, paths) for file in (path, *sorted(path.rglob("*")))]:
         if file.is_file():
             size = file.stat().st_size
-            digest.update(f"{file} {size}".encode())
+            digest.update(os.fsencode(f"{file} {size}"))
             with open(file, "rb") as content:
                 for start in range(0, size, max(part, size // 32)):
                     content.seek(start)
@@ -382,7 +382,7 @@ class RunFolder:
         """Delete the folder of a new run that a UserError ended before it computed anything."""
         mistake = kind is not None and issubclass(kind, UserError)
         if mistake and self.ranks.main and self.new and self._content() <= MADE_FIRST:
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.folder, ignore_errors=True)  # of a link it deletes nothing
 
     @property
     def finished(self):

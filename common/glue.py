@@ -28,14 +28,12 @@ from common.checkpoint import existing, read_text, write_atomic
 
 @dataclass(frozen=True)
 class Task:
-    """One GLUE task. Columns are counted from 0, -1 is the last."""
+    """One GLUE task."""
     name: str
     labels: tuple  # names in the order of the class numbers; () = a score from 0 to 5
-    text: tuple  # columns of the sentences in train and dev, one or two
-    label: int  # column of the label in train and dev
-    test_text: tuple  # names of the sentences' columns in test, and in a user's own file
+    text: tuple  # names of the columns of the sentences, one or two
     metrics: tuple  # the main one first
-    columns: int = 0  # of train and dev without a header; 0 = there is a header
+    header: tuple = ()  # names of the columns of train and dev, whose files lack them
 
     @property
     def classes(self):
@@ -51,15 +49,16 @@ LABELS = ("label", "Quality", "score", "is_duplicate", "gold_label")  # columns 
 PAIR = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
 TASKS = {task.name: task for task in (
-    Task("CoLA", ("0", "1"), (3,), 1, ("sentence",), ("matthews",), columns=4),
-    Task("SST-2", ("0", "1"), (0,), 1, ("sentence",), ("accuracy",)),
-    Task("MRPC", ("0", "1"), (3, 4), 0, ("#1 String", "#2 String"), ("f1", "accuracy")),
-    Task("STS-B", (), (7, 8), -1, PAIR, ("spearman", "pearson")),
-    Task("QQP", ("0", "1"), (3, 4), 5, ("question1", "question2"), ("f1", "accuracy")),
-    Task("MNLI", ("contradiction", "entailment", "neutral"), (8, 9), -1, PAIR, ("accuracy",)),
-    Task("QNLI", ENTAILMENT, (1, 2), -1, ("question", "sentence"), ("accuracy",)),
-    Task("RTE", ENTAILMENT, (1, 2), -1, PAIR, ("accuracy",)),
-    Task("WNLI", ("0", "1"), (1, 2), -1, PAIR, ("accuracy",)),
+    Task("CoLA", ("0", "1"), ("sentence",), ("matthews",),
+         header=("source", "label", "mark", "sentence")),
+    Task("SST-2", ("0", "1"), ("sentence",), ("accuracy",)),
+    Task("MRPC", ("0", "1"), ("#1 String", "#2 String"), ("f1", "accuracy")),
+    Task("STS-B", (), PAIR, ("spearman", "pearson")),
+    Task("QQP", ("0", "1"), ("question1", "question2"), ("f1", "accuracy")),
+    Task("MNLI", ("contradiction", "entailment", "neutral"), PAIR, ("accuracy",)),
+    Task("QNLI", ENTAILMENT, ("question", "sentence"), ("accuracy",)),
+    Task("RTE", ENTAILMENT, PAIR, ("accuracy",)),
+    Task("WNLI", ("0", "1"), PAIR, ("accuracy",)),
 )}
 FIX = "point --glue at the folder that holds the tasks' folders"
 MNLI_FILES = {
@@ -134,20 +133,22 @@ def load(folder, task, split):
     if split.startswith("test"):
         return load_unlabelled(path, task)
     lines = read_lines(path)
-    width = task.columns
-    if not width:
-        header = next(lines, (1, []))[1]
-        width = len(header)
-        if width <= max(*task.text, task.label) or header[task.label] not in LABELS:
-            raise UserError(f"{path}:1: no header of {task.name}; take the official GLUE file")
+    header = task.header or next(lines, (1, []))[1]
+    width = len(header)
+    labels = [name for name in header if name in LABELS]
+    if not {*task.text} <= {*header} or len(labels) != 1:
+        raise UserError(f"{path}:1: the first line must name the columns {', '.join(task.text)} "
+                        f"and label, separated by tabs, as in the official file of {task.name}")
+    columns = [header.index(name) for name in (*task.text, *labels)]
     examples = []
     skipped = []
     for number, cells in lines:
         if len(cells) < width or any(cells[width:]):
             skipped.append(number)
             continue
-        label = parse_label(task, cells[:width][task.label], f"{path}:{number}")
-        examples.append(Example(tuple(cells[column] for column in task.text), label))
+        *texts, label = [cells[column] for column in columns]
+        label = parse_label(task, label, f"{path}:{number}")
+        examples.append(Example(tuple(texts), label))
     if not examples:
         raise UserError(f"{path}: no line has the {width} columns of {task.name}; "
                         "take the official GLUE file")
@@ -162,14 +163,14 @@ def load_unlabelled(path, task):
     """
     lines = list(read_lines(path))
     header = lines.pop(0)[1] if lines else []
-    if not {*task.test_text} <= {*header} or not lines:
-        raise UserError(f"{path}:1: no column is named {' or '.join(task.test_text)}, or no line "
+    if not {*task.text} <= {*header} or not lines:
+        raise UserError(f"{path}:1: no column is named {' or '.join(task.text)}, or no line "
                         f"follows; the first line must name {task.name}'s columns, separated by "
                         "tabs")
     width = len(header)
     short = [number for number, cells in lines if len(cells) < width]
     warn_about_lines(path, short, width, "are kept, with empty text for what is missing")
-    columns = [header.index(name) for name in task.test_text]
+    columns = [header.index(name) for name in task.text]
     return [Example(tuple((cells + [""] * width)[column] for column in columns), None)
             for _, cells in lines]
 

@@ -63,14 +63,14 @@ def load(path, with_answers=True):
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
-                    "".join([entry["question"], paragraph["context"]])  # TypeError: one is no text
+                    "".join([entry["question"], paragraph["context"]]).encode()  # fails: no text
                     question = Question(
                         entry["id"], entry["question"], paragraph["context"], (), False)
                     place = f"{path}: question {question.id}"
                     if with_answers:
                         question = read_answers(entry, question, place)
                     questions.append(question)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{place}: not in the official layout ({type(error).__name__}: {error}); "
                         "take the official SQuAD file") from None
     if not questions or len({question.id for question in questions}) < len(questions):

@@ -49,7 +49,7 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
     flags = [name for name in DATA if name in needs or name == "corpus" and text]
     fill_in(cfg, ranks, flags)
     reads = on_main(ranks, lambda: {
-        "models": find_models(cfg, "tokenizer" in needs or text),
+        "init or --tokenizer": find_models(cfg, "tokenizer" in needs or text),
         **find_data(cfg, flags, tasks, action)})
     run = RunFolder(cfg, action, ranks, given, reads)
     data = Data(ranks.device)
@@ -108,8 +108,8 @@ def find_models(cfg, tokenizer):
     for flag in cfg.models:
         value = getattr(cfg, flag)
         for path in filter(None, [value] if isinstance(value, str) else value):
-            inside = [*Path(path).glob("checkpoint.pt"), *Path(path).glob("*/checkpoint.pt")]
-            files += map(str, sorted(inside) or [path])
+            inside = [*Path(path).glob("checkpoint.pt")]  # else of its parts
+            files += map(str, inside or sorted(Path(path).glob("*/checkpoint.pt")) or [path])
     return files
 
 
@@ -176,6 +176,13 @@ def open_text(cfg, ranks, folder):
     if tokenizer.mask_id is None:
         raise UserError(f"{tokenizer.path}: lacks [MASK], which pre-training needs; use another")
     return tokenizer, *Corpus(target, tokenizer).split(cfg.held_out)
+
+
+def open_tokenizer(cfg):
+    """The tokenizer of --tokenizer; UserError where it is not that of --init."""
+    tokenizer = load_tokenizer(cfg.tokenizer)
+    check_vocabulary(Path(cfg.init), tokenizer)
+    return tokenizer
 
 
 def check_vocabulary(folder, tokenizer):

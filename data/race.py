@@ -51,6 +51,8 @@ def read_passage(path, answered=True):
     try:
         texts = entry["questions"]
         answers = entry["answers"] if answered else LETTERS[:1] * len(texts)
+        if not texts:
+            raise ValueError
         rows = zip(texts, entry["options"], answers, strict=True)
         for number, (text, options, answer) in enumerate(rows):
             if len(options) != len(LETTERS):
@@ -58,7 +60,7 @@ def read_passage(path, answered=True):
             if answer not in LETTERS:
                 raise UserError(f"{path}: question {number + 1} has the answer {answer!r}; it must "
                                 "be A, B, C or D")
-            "".join([entry["article"], text, *options])  # TypeError where one is no text
+            "".join([entry["article"], text, *options]).encode()  # fails where one is no text
             questions.append(Question(entry["article"], text, options, LETTERS.index(answer),
                                       path.parent.name))
     except (ValueError, KeyError, TypeError):

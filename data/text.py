@@ -11,8 +11,8 @@ How text is read (D24 of albert.py):
 - The lines of a document are joined and split into sentences. A line that ends in . ! ? or a sign
   like them ends a sentence too. So a file with one sentence per line stays as it is.
 - In a document without such a line every line is a sentence.
-- A document also ends after 100,000 characters, and at the end of a worker's chunk. Chunks have 4
-  MiB and end at a blank line if one is near.
+- A document also ends with the sentence that reaches 100,000 characters, and at the end of a
+  worker's chunk. Chunks have 4 MiB and end at a blank line if one is near.
 """
 import io
 import multiprocessing
@@ -145,7 +145,7 @@ def sample_lines(files, lower):
     every = 1 + sum(map(os.path.getsize, files)) // SAMPLE_BYTES
     for path in files:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
-            lines = iter(lambda: file.readline(1 << 16), "")
+            lines = iter(lambda: file.readline(1 << 12), "")
             for line in islice(lines, 0, None, every):
                 yield preprocess(line) if lower else line.strip()
 

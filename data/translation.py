@@ -190,7 +190,10 @@ class Translations:
         if target.exists():
             return
         if cfg.tokenizer:
-            load_tokenizer(cfg.tokenizer, lower=False).save(self.folder)
+            tokenizer = load_tokenizer(cfg.tokenizer, lower=False)
+            if tokenizer.file_name != target.name:
+                raise UserError(f"--tokenizer {cfg.tokenizer}: translation needs a {target.name}")
+            tokenizer.save(self.folder)
         else:
             files = find_sides(cfg.train_text, cfg.languages)
             train_sentencepiece(files, target, cfg.vocab_size, lower=False)

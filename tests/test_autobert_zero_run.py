@@ -121,7 +121,7 @@ def test_an_exported_network_cuts_its_inputs_as_predict_does(
     monkeypatch.setattr(abz, "answer_file", lambda *others: predicted.append(others[-1]))
     init = tmp_path / task
     keep_tuned(init, task, load_tokenizer(searched))
-    rows = [("index", *glue.TASKS[task].test_text)]
+    rows = [("index", *glue.TASKS[task].text)]
     rows += [("0", *pair) for pair in texts]
     lines = ["\t".join(row) for row in rows]
     file = write(tmp_path / "texts.tsv", "\n".join(lines))

@@ -129,6 +129,8 @@ TABLE = [
     ("autobert_zero --export {here}/net.py --init {autobert_zero}", "already",
      put("net.pt", "theirs")),
     ("autobert_zero --export . --init {autobert_zero}", "not empty"),
+    ("albert --export {here}/hf --init {albert} --tokenizer {here}/vocab.txt", "other tokens",
+     put("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")),
     ("data/prepare demo --to {here}", "not empty", put("mine.txt", "")),
     ("data/prepare corpus --corpus {here}/a.txt --to {here} --vocab_size 40", "other files",
      LONG_TEXT, copy("corpus")),

@@ -70,6 +70,11 @@ def test_malformed_lines_are_skipped_in_train_and_kept_in_test(tmp_path):
     ]
 
 
+def test_columns_are_found_by_their_names(tmp_path):
+    write(tmp_path / "RTE/train.tsv", "label\tsentence2\tsentence1\nentailment\tb\ta\n")
+    assert texts_of(tmp_path, "RTE", "train") == [("a", "b")]
+
+
 def test_mistakes_name_file_and_line(tmp_path):
     write(tmp_path / "RTE/train.tsv", table("RTE", [("a", "b", "maybe")]))
     with pytest.raises(UserError, match="train.tsv:2: RTE has no label 'maybe'"):
