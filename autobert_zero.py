@@ -1388,7 +1388,7 @@ def print_plan(run, data, cfg):
         seconds += waves * (cfg.finalist_times * training + tuning)
         words += (f", then the best {cfg.finalists} again and {' and '.join(names)}, "
                   f"{cfg.finalist_times} x {cfg.steps} steps each")
-    print0(run.ranks, f"plan: {words}; about {max(1, seconds / 60):,.0f} minute(s) with "
+    print0(run.ranks, f"plan: {words}; about {math.ceil(seconds / 60):,} minute(s) with "
                       f"{run.ranks.size} process(es)")
     print0(run.ranks, "a line for each candidate: number, score and its parts in percent, seconds, "
                       "layers (att5: an attention of 5 operations); * best so far")
