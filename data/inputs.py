@@ -49,7 +49,7 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
     flags = [name for name in DATA if name in needs or name == "corpus" and text]
     fill_in(cfg, ranks, flags)
     reads = on_main(ranks, lambda: {
-        "init or --tokenizer": find_models(cfg, "tokenizer" in needs or text),
+        **find_models(cfg, "tokenizer" in needs or text),
         **find_data(cfg, flags, tasks, action)})
     run = RunFolder(cfg, action, ranks, given, reads)
     data = Data(ranks.device)
@@ -100,17 +100,20 @@ def find_data(cfg, flags, tasks, action):
 
 
 def find_models(cfg, tokenizer):
-    """The files of the models and the tokenizer that the flags cfg.models name; of a run folder its
-    checkpoint. Opens --tokenizer if it is needed."""
+    """{flag: files} of the models and the tokenizer that the flags cfg.models name; of a run folder
+    its checkpoint. Opens --tokenizer if it is needed."""
     if cfg.tokenizer and (tokenizer or "tokenizer" in cfg.given):
         load_tokenizer(cfg.tokenizer)
-    files = []
+    reads = {}
     for flag in cfg.models:
         value = getattr(cfg, flag)
+        files = []
         for path in filter(None, [value] if isinstance(value, str) else value):
             inside = [*Path(path).glob("checkpoint.pt")]  # else of its parts
             files += map(str, inside or sorted(Path(path).glob("*/checkpoint.pt")) or [path])
-    return files
+        if files not in reads.values():  # the tokenizer is often --init's
+            reads[flag] = files
+    return reads
 
 
 # --- the demo data -------------------------------------------------------------------------------
