@@ -28,7 +28,7 @@ path/to/albert-base-v2: albert.py --export path/to/albert-base-v2 --init runs/sm
 runs/small: albert.py --pretrain --preset base --corpus path/to/prepared --out runs/small
 runs/16: albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 \
     --out runs/16
-runs/64: albert.py --pretrain --init runs/16 --out runs/64
+runs/128: albert.py --pretrain --init runs/16 --out runs/128
 runs/autobert_zero-search-base: autobert_zero.py --search --preset base \
     --corpus path/to/prepared --glue path/to/glue
 runs/autobert_zero-search-demo: autobert_zero.py --search
