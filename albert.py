@@ -71,7 +71,7 @@ class Config:
     race: str = ""  # folder with train, dev, test / middle, high
     tokenizer: str = ""  # spiece.model or vocab.txt; default: of --init, else trained on the corpus
     vocab_size: int = 30000  # subwords, Sec. 4.1 [>= 1]
-    held_out: float = 0.05  # fraction of the documents, at most 1,000; from 1 on their number [> 0]
+    held_out: float = 0.05  # held-out documents: fraction below 1, at most 1,000, or number [> 0]
     train_examples: int = 0  # training examples of each task; 0: all
     # model; with --init the shape of that model
     layers: int = 12  # L, Table 1; more than in --init: a depth warm start, Table 11 [>= 1]
@@ -245,8 +245,8 @@ def blocks(cfg):
 class Encoder(nn.Module):
     """Factorised embeddings and L layers, built from fewer blocks where layers share weights.
 
-    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5). With one block all of
-    12 layers run it; with two, the first runs as layers 0 to 5, the second as layers 6 to 11. """
+    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5). With one block, all
+    12 layers use it; with two, layers 0 to 5 use the first, and layers 6 to 11 the second."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -418,8 +418,8 @@ class AnswerModel(nn.Module):
         init_weights(cfg.init_std, self.answer)
 
     def read(self, batch):
-        """States (B, T, H), start logits (B, T) and the score of "no answer" (B,), high where there
-        is none."""
+        """States (B, T, H), start logits (B, T) and the score of "no answer" (B,), high where the
+        question has no answer."""
         x = self.encoder(batch["ids"], batch["token_type_ids"], batch.get("lengths"))
         start = self.answer.start(x)[..., 0].float()  # (B, T)
         start = start.masked_fill(batch["p_mask"], -1e30)
@@ -637,7 +637,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     from common import cli, squad
     from common.cli import Diverged, Stop, UserError
     from common.checkpoint import (
-        Checkpoint, keep_model, load_file, read_init, read_json, save_file, take_over,
+        Checkpoint, keep_model, load_file, load_weights, read_init, read_json, save_file,
         take_settings)
     from common.distributed import (
         Pace, autocast, average_gradients, launch, layer_activations, move, no_sync_until, on_main,
@@ -785,7 +785,7 @@ def log_losses(run, step, sums, steps, ranks, **more):
     return losses
 
 
-def training_batches(text, cfg, ranks, start):
+def training_batches(data, cfg, ranks, start):
     """Yield the list of the micro-batches of this process for each step from `start` on.
 
     The sequences of a step are sorted by length into its --accumulate micro-batches, so that few
@@ -795,14 +795,14 @@ def training_batches(text, cfg, ranks, start):
     size = cfg.batch // cfg.accumulate
     for step in range(start, cfg.steps):
         first = step * cfg.batch
-        segments = cut_segments(text.train, cfg, cfg.objective, first, cfg.batch)
+        segments = cut_segments(data.train, cfg, cfg.objective, first, cfg.batch)
         lengths = segments.length_a + segments.length_b
         examples = lengths.argsort(stable=True).split(size)
         batches = []
         for number in range(ranks.rank, cfg.accumulate, ranks.size):
             batches.append(language_batch(
                 segments[examples[number]],
-                text.tokenizer,
+                data.tokenizer,
                 cfg,
                 cfg.objective,
                 first + number * size,
@@ -811,8 +811,8 @@ def training_batches(text, cfg, ranks, start):
         yield batches
 
 
-def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
-    """Pre-training on text, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and
+def train_language_model(model, data, cfg, ranks, run, checkpoint, optimizer):
+    """Pre-training on data, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and
     Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
     start = checkpoint.restore().get("step", 0)
     network = prepare_model(model, ranks, cfg.compile)
@@ -828,7 +828,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     tokens = 0
     began = None
     # a thread makes the next batches; it has random generators of its own
-    made = prefetch(training_batches(text, cfg, ranks, start))
+    made = prefetch(training_batches(data, cfg, ranks, start))
     for step, batches in enumerate(made, start):
         model.train()
         if cfg.dropout_steps and step == max(start, cfg.dropout_steps):
@@ -846,7 +846,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
             dev = None
             if done % cfg.save_every == 0 and done < cfg.steps:
                 # evaluated before it is saved: a resumed run repeats it
-                result = evaluate_language_model(model, text, cfg, ranks)
+                result = evaluate_language_model(model, data, cfg, ranks)
                 dev = {f"{name}_accuracy": result[name] for name in result["labels"]}
             losses = log_losses(
                 run, done, sums, done - logged, ranks,
@@ -865,7 +865,7 @@ def train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer):
     bar.close()
 
 
-def first_token_baseline(text, cfg):
+def first_token_baseline(data, cfg):
     """{"nsp", "sop": accuracy} on the held-out segments of an evaluation for a classifier that sees
     only the first token of each segment. A model knows the order only where it scores higher.
 
@@ -879,10 +879,10 @@ def first_token_baseline(text, cfg):
         return parts.segment_a[pair, 0], parts.segment_b[pair, 0], parts.other[foreign, 0]
 
     counts = [1 + tokens.bincount(minlength=cfg.vocab_size)
-              for tokens in first_tokens(text.train, 8192)]
+              for tokens in first_tokens(data.train, 8192)]
     first, second, other = [(each / each.sum()).log() for each in counts]  # 3 x (V,)
     evaluated = math.ceil(cfg.dev_examples / EVALUATED) * EVALUATED
-    a, b, foreign = first_tokens(text.dev, evaluated)
+    a, b, foreign = first_tokens(data.dev, evaluated)
     margins = {
         "nsp": torch.cat([(second - other)[b], (other - second)[foreign]]),
         "sop": (first - second)[a] - (first - second)[b],
@@ -892,7 +892,7 @@ def first_token_baseline(text, cfg):
 
 
 @torch.no_grad()
-def evaluate_language_model(model, text, cfg, ranks):
+def evaluate_language_model(model, data, cfg, ranks):
     """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, None without labels,
     "labels": {task: number}}. One two-way head answers both NSP and SOP."""
     # D4: pre-training is evaluated on held-out documents; the paper has dev text of SQuAD and RACE
@@ -906,13 +906,14 @@ def evaluate_language_model(model, text, cfg, ranks):
         correct = 0
         labelled = 0
         for number in range(ranks.rank * EVALUATED, cfg.dev_examples, ranks.size * EVALUATED):
-            segments = cut_segments(text.dev, cfg, objective, number, EVALUATED)
+            segments = cut_segments(data.dev, cfg, objective, number, EVALUATED)
             *inputs, labels, order = language_batch(
-                segments, text.tokenizer, cfg, objective, number, ranks.device)
-            if name != "mlm":
-                labels = order
+                segments, data.tokenizer, cfg, objective, number, ranks.device)
             with autocast(cfg.dtype, ranks.device):
-                logits = model(*inputs)[name != "mlm"]
+                logits, order_logits = model(*inputs)
+            if name != "mlm":
+                logits = order_logits
+                labels = order
             correct += (logits.argmax(-1) == labels).sum()
             labelled += (labels != -100).sum()
         correct, labelled = reduce_mean(ranks, correct, labelled)
@@ -944,9 +945,9 @@ def open_inputs(cfg, ranks, action, *needs, **tasks):
 def pretrain(cfg):
     """Pre-train (Sec. 4.1)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source, run, text = open_inputs(cfg, ranks, "pretrain", "corpus")
+        source, run, data = open_inputs(cfg, ranks, "pretrain", "corpus")
         if not run.finished:
-            check_pairs(text, cfg)
+            check_pairs(data, cfg)
             seed_everything(cfg.seed, "pretrain", "weights")
             model = LanguageModel(cfg)
             order_head = nn.ModuleList([model.pooler, model.order])
@@ -962,11 +963,11 @@ def pretrain(cfg):
                 run.folder / "checkpoint.pt", ranks,
                 model=model,
                 optimizer=optimizer)
-            train_language_model(model, text, cfg, ranks, run, checkpoint, optimizer)
-            result = evaluate_language_model(model, text, cfg, ranks)
-            baselines = {"mlm": text.dev.commonest()}
+            train_language_model(model, data, cfg, ranks, run, checkpoint, optimizer)
+            result = evaluate_language_model(model, data, cfg, ranks)
+            baselines = {"mlm": data.dev.commonest()}
             if cfg.objective != "none":
-                baselines |= first_token_baseline(text, cfg)
+                baselines |= first_token_baseline(data, cfg)
             run.finish({**result, "baselines": baselines})
         result = run.finished
         for name, baseline in result["baselines"].items():
@@ -975,13 +976,13 @@ def pretrain(cfg):
                 print0(ranks, f"held-out {name} accuracy {result[name]:.1%} of "
                               f"{result['labels'][name]} "
                               f"({kind} baseline {baseline:.1%})")
-        words = words_after_training(cfg, run.folder, f"{run.folder}-exported")
+        words = words_after_training(cfg, run.folder)
         run.print_result(cfg, "checkpoint.pt", *words)
 
 
-def check_pairs(text, cfg):
+def check_pairs(data, cfg):
     """UserError if the objective needs sequences with an order and there are none."""
-    segments = cut_segments(text.train, cfg, cfg.objective, 0, 8192)
+    segments = cut_segments(data.train, cfg, cfg.objective, 0, 8192)
     second = segments.length_other if cfg.objective == "nsp" else segments.length_b
     if cfg.objective != "none" and not second.any():
         raise UserError(
@@ -1046,7 +1047,7 @@ def start_from(model, source, task=""):
     if faults:
         raise UserError(f"{source.path}: its weights do not fit this model; missing or "
                         f"unexpected: {', '.join(sorted(faults))}")
-    return take_over(model, weights, source.path, HEADS)
+    return load_weights(model, weights, source.path, HEADS)
 
 
 def export(cfg, folder):
@@ -1288,6 +1289,6 @@ def main(argv=None):
 if __name__ == "__main__":
     if "cli" not in globals():
         print("albert.py alone is to be imported: model, masks, sentence order and optimizer; "
-              "its commands need common/ and data/ of its repository beside it", file=sys.stderr)
+              "its commands need common/ and data/ of its repository", file=sys.stderr)
         sys.exit(2)
     cli.run(main)

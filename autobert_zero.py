@@ -67,7 +67,7 @@ class Config:
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: trained
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
     # D45: documents are held out to evaluate pre-training; the paper does not say
-    held_out: float = 0.05  # fraction of documents held out, at most 1,000; from 1 on, number [> 0]
+    held_out: float = 0.05  # held-out documents: fraction below 1, at most 1,000, or number [> 0]
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search
     train_examples: int = 0  # training examples of each task; 0: all
     # model
@@ -78,7 +78,7 @@ class Config:
     ffn: int = 3072  # d_ff [>= 1]
     embedding: int = 0  # width of the token embedding; 0: hidden; 128 gives the 13M of small
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
-    init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 [0.001, 1]
+    init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 [0.001, 0.2]
     # pre-training, in --search of a candidate
     length: int = 128  # tokens in a sequence, special ones included [8, 512]
     steps: int = 40000  # Sec. 4.1; 0: 40 passes over the corpus, App. D.2, --pretrain only
@@ -184,7 +184,7 @@ MASK_RATE = 0.15  # of the tokens, as in BERT
 MAX_PATH = 12
 SHARPNESS = 4  # of the priorities (D9)
 LOG_EVERY = 50  # steps between lines of the log
-CHECK_EVERY = 20  # steps between checks for NaN; each makes a GPU wait
+CHECK_EVERY = 20  # steps between checks for NaN; each waits for the GPU
 
 # --- search space ---------
 # An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a
@@ -601,7 +601,7 @@ def band_matrix(weights, T):
         a b c
         . a b
 
-    These are the columns 1 to 3 of the sequence a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows
+    These are columns 1 to 3, counted from 0, of a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows
     of T + K - 1 = 5: a copy of the kernel with its T zeros is one longer than a row, so each row
     begins one position further back in its copy."""
     N, K = weights.shape
@@ -649,7 +649,7 @@ class ConvMixer(nn.Module):
 
 
 class Layer(nn.Module):
-    """BERT's layer with another mixer. x (B, T, H), mask (B, T) -> (B, T, H)."""
+    """BERT's post-norm layer with another mixer. x (B, T, H), mask (B, T) -> (B, T, H)."""
 
     def __init__(self, layer, cfg, shared):
         super().__init__()
@@ -666,8 +666,7 @@ class Layer(nn.Module):
     def forward(self, x, mask):
         mixer = self.conv if hasattr(self, "conv") else self.attention
         x = self.mixer_norm(x + self.dropout(mixer(x, mask)))
-        x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x)))))
-        return x
+        return self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x)))))
 
 
 class Encoder(nn.Module):
@@ -729,7 +728,7 @@ class LanguageModel(nn.Module):
         self.next_sentence = nn.Linear(cfg.hidden, 2)
         self.transform = nn.Linear(cfg.hidden, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
-        self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))  # the matrix is the token embedding
+        self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))  # the matrix is tied to the embedding
         init_weights(self, cfg.init_std)
 
     def forward(self, ids, token_type_ids, lengths, masked_positions):
@@ -763,7 +762,8 @@ class TaskModel(nn.Module):
         return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
     def loss(self, batch):
-        """Cross-entropy; of a regression the squared error; of spans the mean of start and end."""
+        """Cross-entropy for classes, squared error for a regression, and for spans the mean of the
+        cross-entropies of start and end."""
         logits = self(batch).float()
         if self.spans:
             logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)  # no answer there
@@ -816,7 +816,8 @@ def count(arch, cfg):
 
 
 def slot(name, value, arch):
-    """Where the super-net keeps a candidate's weight: (name there, index of the part)."""
+    """Where the super-net keeps a candidate's weight: (name there, index of the part;
+    `...` is the whole tensor)."""
     pattern = r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)"
     match = re.fullmatch(pattern, name)
     if not match:
@@ -846,6 +847,7 @@ def cut_out(weights, model):
         if there not in weights:
             continue
         taken[name] = weights[there][part]
+        # a kernel without a transform of its own; any other name is not replaced, and is in state
         transform = name.replace("conv.kernel", "conv.transform")
         if transform not in state and value.shape[1] < max(KERNELS):
             taken[name] = taken[name] @ weights[f"{transform}.{value.shape[1]}"]
@@ -886,7 +888,7 @@ class SuperNet:
                 target[part] = torch.where(done[part], target[part], value)
                 done[part] = True
 
-    def take_rest(self, weights):
+    def load_rest(self, weights):
         """Copy a network's weights, except its convolutions and attentions."""
         for name, value in weights.items():
             if not re.search(r"layers\.\d+\.(attention|conv)\.", name):
@@ -1014,10 +1016,10 @@ class OperationPriority:
         # 3 is a factor of at most e^0.15 (1 sample of 1,000): it is the uniform tenth that explores
         allowed = [option in (legal or options) for option in options]
         top = max(itertools.compress(scores, allowed))
-        weights = [math.exp(SHARPNESS * (score - top)) if legal else 0.0
-                   for score, legal in zip(scores, allowed)]
-        return [0.9 * weight / sum(weights) + 0.1 * legal / sum(allowed)
-                for weight, legal in zip(weights, allowed)]
+        weights = [math.exp(SHARPNESS * (score - top)) if fits else 0.0
+                   for score, fits in zip(scores, allowed)]
+        return [0.9 * weight / sum(weights) + 0.1 * fits / sum(allowed)
+                for weight, fits in zip(weights, allowed)]
 
 
 # The edits of an attention. Each yields (new operation or None, tree) for every tree of tree_of()
@@ -1122,7 +1124,7 @@ def edit_graph(graph, rng, priority):
                 child = canonical(graph_of(substitute(trees[-1], old, new)))
                 if child == graph or why_illegal(child, MAX_PATH):
                     continue
-                if op is None or [each[0] for each in child[position:position + 1]] == [op]:
+                if op is None or position < len(child) and child[position][0] == op:
                     return child
     return None
 
@@ -1236,8 +1238,9 @@ def score_task(model, task, cfg, device):
 
 def evaluate_all(archs, number, supernet, run, name, data, cfg, best=1.0):
     """{id: evaluate_candidate's result} of {id: architecture}, shared out over the processes, the
-    largest network first. The folder NAME of the run keeps them, and the weights ID.pt. Prints and
-    logs a line for each; best: the score above which it is marked."""
+    longest formulas first, since they tend to take longest. The folder NAME of the run keeps them,
+    and the weights ID.pt. Prints and logs a line for each; best: the score above which it is
+    marked."""
     folder = run.folder / name
 
     def evaluate(key):
@@ -1280,8 +1283,7 @@ def short_form(arch):
 
 def write_history(run, number, history):
     """Write history.jsonl as the checkpoint has it, and delete the folder of the round."""
-    text = "".join(json.dumps(line) + "\n" for line in history)
-    write_atomic(run.folder / "history.jsonl", text)
+    write_atomic(run.folder / "history.jsonl", jsonl(history))
     shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
 
 
@@ -1344,7 +1346,7 @@ def first_super_net(source, run, data, cfg):
         result = evaluate_all(archs, 0, first, run, "warm-start", no_tasks, longer)["hybrid"]
         if result["diverged"]:
             raise UserError(f"{run.folder}: the warm start diverged; lower --lr, --restart")
-        first.take_rest(load_file(run.folder / "warm-start" / "hybrid.pt"))
+        first.load_rest(load_file(run.folder / "warm-start" / "hybrid.pt"))
     return first
 
 
@@ -1356,8 +1358,8 @@ def open_proxies(names, cfg, data):
 
 
 def measure_seconds(data, cfg):
-    """Seconds of a step of pre-training and of a candidate's fine-tunings, which are scaled by
-    their tokens; of the hybrid."""
+    """(seconds of a pre-training step, seconds of a candidate's fine-tunings), measured on the
+    hybrid. The fine-tunings are estimated from their number of tokens."""
     alone = Ranks(0, 1, data.device)
     with torch.random.fork_rng(devices=[]):
         model = LanguageModel(hand_designed(cfg.layers)["hybrid"], cfg, shared=True)
@@ -1365,6 +1367,7 @@ def measure_seconds(data, cfg):
     optimizer = make_optimizer(model, cfg.weight_decay)
     for _ in range(4):
         began = time.perf_counter()
+        # the last step has full-length sequences (D39)
         batches = training_batches(data, cfg, alone, 0, [cfg.steps - 1])
         float(train_step(model, optimizer, batches, cfg, alone)[1])  # waits for a GPU
         step = time.perf_counter() - began
@@ -1527,8 +1530,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
     from common.checkpoint import (
-        Checkpoint, keep_model, load_file, read_init, read_json, save_file, share_out, take_over,
-        write_atomic, write_json)
+        Checkpoint, jsonl, keep_model, load_file, load_weights, read_init, read_json, save_file,
+        share_out, write_atomic, write_json)
     from common.distributed import (
         Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
         per_second, prefetch, prepare_model, print0, print_device_use, progress, reduce_mean,
@@ -1596,9 +1599,9 @@ def training_batches(data, cfg, ranks, first, steps):
         # and four times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this
         # paper has 128 throughout
         times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
-        own = dataclasses.replace(cfg, length=cfg.length // times)
+        step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
         begin = times * (first + step * cfg.batch)
-        text = data.train.segments(begin, times * cfg.batch, own.length - 3, cfg.seed)
+        text = data.train.segments(begin, times * cfg.batch, step_cfg.length - 3, cfg.seed)
         # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
         # that few are padded, and the MLM loss is weighted by tokens; the paper does not say how
         # a batch is divided
@@ -1608,7 +1611,7 @@ def training_batches(data, cfg, ranks, first, steps):
         for number in range(ranks.rank, cfg.accumulate, ranks.size):
             chosen = examples[number].sort().values
             weight = lengths[chosen].mean() / lengths.mean()
-            batch = language_batch(text[chosen], data, own, begin + number * size)
+            batch = language_batch(text[chosen], data, step_cfg, begin + number * size)
             yield weight.item(), batch
 
 
@@ -1677,13 +1680,13 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
 def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     """Loss and accuracy of both objectives on held-out sequences, the same for all seeds and
     batches. The host waits for a GPU once, where it reads the sums."""
-    count = 16  # in a batch
-    own = dataclasses.replace(cfg, seed=0)
+    batch_size = 16
+    dev_cfg = dataclasses.replace(cfg, seed=0)
     sums = torch.zeros(2, 3, dtype=torch.float64, device=data.device)  # loss, right, labels
     model.eval()
-    for first in range(ranks.rank * count, sequences, ranks.size * count):
-        text = data.dev.segments(first, count, own.length - 3, own.seed)
-        batch = language_batch(text, data, own, first)
+    for first in range(ranks.rank * batch_size, sequences, ranks.size * batch_size):
+        text = data.dev.segments(first, batch_size, cfg.length - 3, dev_cfg.seed)
+        batch = language_batch(text, data, dev_cfg, first)
         losses, answers = language_losses(model, batch, cfg, data.device)
         for total, loss, (logits, labels) in zip(sums, losses, answers):
             known = (labels >= 0).sum()
@@ -1702,9 +1705,10 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
 def print_pretrained(run, cfg):
     """Print a finished pre-training and the command that comes next."""
     result = run.finished
-    shares = {name: value for name, value in result.items() if not name.endswith("loss")}
-    print0(run.ranks, f"held-out text: {percent(shares)}; MLM loss {result['mlm_loss']:.4f} nats")
-    words = words_after_training(cfg, run.folder, run.folder / "network.py")
+    accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
+    print0(run.ranks, f"held-out text: {percent(accuracies)}; "
+                      f"MLM loss {result['mlm_loss']:.4f} nats")
+    words = words_after_training(cfg, run.folder, "/network.py")
     run.print_result(cfg, "checkpoint.pt", *words)
 
 
@@ -1801,7 +1805,7 @@ def start_from(model, source):
     weights, arch, name = source
     if arch is None and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
-    return take_over(model, weights, name, heads=("head",))
+    return load_weights(model, weights, name, heads=("head",))
 
 
 # Fine-tuning
@@ -1923,8 +1927,8 @@ def export(cfg, name):
 
 
 def forward_flops(arch, cfg):
-    """FLOPs of a forward pass of one pre-training sequence; the vocabulary head at masked tokens
-    alone."""
+    """FLOPs of a forward pass of one pre-training sequence, scaled linearly from 128 tokens; the
+    vocabulary head at masked tokens alone."""
     counts = count(arch, cfg)
     head = counts["flops_with_vocabulary_head"] - counts["flops"]
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128

@@ -69,7 +69,7 @@ class Config:
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
     tokenizer: str = ""  # spiece.model or vocab.txt; default: --init's, --teacher's, or a new one
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
-    held_out: float = 0.05  # fraction of documents, at most 1,000 (D13); from 1: number [> 0]
+    held_out: float = 0.05  # held-out documents: fraction below 1, at most 1,000, or number [> 0]
     tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5; MLM-saved: masked words (D12)
     train_examples: int = 0  # training examples of each task that are used; 0: all
     # SuperPLM
@@ -420,7 +420,8 @@ class TaskModel(nn.Module):
         return self.head(self.dropout(self.encoder.pool(cls)))
 
     def loss(self, batch):
-        """Cross-entropy; of a regression the squared error; of spans the mean of start and end."""
+        """Cross-entropy for classes, squared error for a regression, and for spans the mean of the
+        cross-entropies of start and end."""
         logits = self(batch).float()
         if self.spans:
             start, end = logits.unbind(-1)  # 2 x (B, T)
@@ -602,8 +603,8 @@ class Predictor:
         return (self.costs(archs) @ self.weights).tolist()
 
     def fit(self, archs, milliseconds):
-        """Learn weights, none negative, by least squares of the relative errors, with the
-        multiplicative updates of Lee and Seung (2001). Returns itself."""
+        """Non-negative least squares on the relative errors, by the multiplicative updates of Lee
+        and Seung (2001). Returns itself."""
         examples = self.costs(archs) / torch.tensor(milliseconds).double()[:, None]
         scale = examples.norm(dim=0)
         examples /= scale
@@ -621,7 +622,8 @@ def mutate(arch, space, rng):
     that is at most a tenth of its range away. (p_m decides whether an architecture mutates.)"""
     # D2*: the step of Mut() and the probabilities of the roulette are ours; the paper gives neither
     genes = arch.genes
-    for name in [name for name in space if rng.random() < 0.5] or [rng.choice(list(space))]:
+    moved = [name for name in space if rng.random() < 0.5]
+    for name in moved or [rng.choice(list(space))]:
         choices = list(space[name])
         index = choices.index(genes[name])
         reach = max(1, len(choices) // 10)
@@ -633,8 +635,8 @@ def mutate(arch, space, rng):
 def fast_candidates(space, predict, limit):
     """Sec. 4.4: one architecture for each depth, by the rule 1.6 d^m <= d^f <= 1.9 d^m and
     0.7 d^m <= d^q|k|v <= d^m."""
-    # D11: "fast" takes of each depth the architecture predicted slowest within 95% of the limit;
-    # the paper does not say which. Most then meet the limit when they are measured
+    # D11: "fast" takes, at each depth, the architecture predicted slowest within 95% of the
+    # limit; the paper does not say which. Most of these meet the limit when measured
     candidates = []
     for layers in space["layers"]:
         archs = [Arch(layers, hidden, ffn, heads, qkv)
@@ -642,7 +644,7 @@ def fast_candidates(space, predict, limit):
                  for heads, qkv in space["attention"] if 0.7 * hidden <= qkv <= hidden
                  for ffn in space["ffn"] if 1.6 * hidden <= ffn <= 1.9 * hidden]
         times = predict(archs) if archs else []
-        within = [(time, index) for index, time in enumerate(times) if time <= 0.95 * limit]
+        within = [(ms, index) for index, ms in enumerate(times) if ms <= 0.95 * limit]
         if within:
             candidates.append(archs[max(within)[1]])
     return candidates
@@ -663,7 +665,7 @@ def propose(history, number, cfg, predict, limit):
     history: dicts of "id", "round", "arch" (text), "score" and "diverged".
     """
     # D3: all proposals are new and predicted within the limit; as printed, Alg. 2 can propose one
-    # twice, or one that is too slow. There are fewer than S where 20 S turns give no more
+    # twice, or one that is too slow. A generation has fewer than S if 20 S attempts find no more
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
@@ -684,7 +686,7 @@ def propose(history, number, cfg, predict, limit):
     def draw():
         """A random architecture, within the limit if DRAWS of them have one."""
         archs = [sample_arch(space, rng) for _ in range(DRAWS)]
-        within = [arch for arch, time in zip(archs, predict(archs)) if time <= limit]
+        within = [arch for arch, ms in zip(archs, predict(archs)) if ms <= limit]
         return (within or archs)[-1]
 
     for _ in range(20 * cfg.population):
@@ -757,8 +759,8 @@ if (Path(__file__).parent / "common").is_dir():
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
     from common.checkpoint import (
-        Checkpoint, keep_model, load_file, processor, read_json, share_out, take_settings,
-        write_atomic, write_json)
+        Checkpoint, jsonl, keep_model, load_file, processor, read_json, share_out,
+        take_settings, write_atomic, write_json)
     from common.distributed import (
         Pace, autocast, average_gradients, launch, layer_activations, move, on_main, per_second,
         pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
@@ -1108,7 +1110,9 @@ def proxy_score(model, name, data, cfg):
     if not task:
         return score_mlm(model, data, cfg)["main"]
     tuned, *others = tuning(model, task, data, cfg, cfg.seed)
-    fine_tune(tuned, *others)
+    state = fine_tune(tuned, *others)
+    if state["diverged"]:
+        raise Diverged(state["diverged"])
     return task.score("dev", predict(tuned, task, "dev", cfg, data.device))["main"]
 
 
@@ -1213,14 +1217,16 @@ def learn_latency(cfg, run):
     """Phase 2: (Predictor, limit in milliseconds). The last fifth of the architectures shows its
     error. Raises UserError where nothing meets the limit."""
     times = measure_latencies(cfg, run.folder / "latency.json")
-    limit = times.pop(cfg.reference) / cfg.speedup
+    limit = times[cfg.reference] / cfg.speedup
+    if len(times) > 1:
+        del times[cfg.reference]
     archs = list(map(parse_arch, times))
     milliseconds = list(times.values())
     unseen = math.ceil(len(archs) / 5)
     predict = Predictor(cfg.latency_length).fit(
         archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
-    errors = [abs(guess / time - 1)
-              for guess, time in zip(predict(archs[-unseen:]), milliseconds[-unseen:])]
+    errors = [abs(guess / ms - 1)
+              for guess, ms in zip(predict(archs[-unseen:]), milliseconds[-unseen:])]
     smallest = smallest_arch(search_space(cfg))
     fastest, = predict([smallest])
     if fastest > limit or not propose([], 0, cfg, predict, limit):
@@ -1248,8 +1254,7 @@ def evolve(superplm, predict, limit, data, cfg, run):
             history.append({"id": len(history), "round": number, "parent": parent,
                             "arch": str(arch), "predicted_ms": round(predict([arch])[0], 6),
                             **result})
-        text = "".join(json.dumps(line) + "\n" for line in history)
-        on_main(run.ranks, write_atomic, run.folder / "history.jsonl", text)
+        on_main(run.ranks, write_atomic, run.folder / "history.jsonl", jsonl(history))
         best = max(history, key=score_of)
         print0(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}: "
                           f"{percent(best['scores'])}")
@@ -1305,7 +1310,7 @@ def train_winners(superplm, finalists, data, cfg, run):
                         lambda arch: judge(models[arch], data, cfg))
     best = max((line | result for line, result in zip(finalists, results)), key=score_of)
     if best["diverged"]:
-        raise Diverged("that of all winners")
+        raise Diverged("all winners")
     on_main(run.ranks, keep, run.folder / "model", "search", models[best["arch"]], data, cfg)
     # a uniform guess scores 0 in MLM-saved
     best["baselines"] = {name: task.majority_baseline if task else 0.0
@@ -1335,8 +1340,7 @@ def search(cfg, phase="search"):
         print0(ranks, f"{best['arch']} takes {best['milliseconds']:.3g} ms, {best['speedup']:.3g} "
                       f"times as fast as {cfg.reference}: {percent(best['scores'])}; "
                       f"baselines {percent(best['baselines'])}")
-        target = f"{run.folder}-exported"
-        run.print_result(cfg, "best.json", *words_after_training(cfg, run.folder, target))
+        run.print_result(cfg, "best.json", *words_after_training(cfg, run.folder))
 
 
 # Other actions.
@@ -1384,8 +1388,7 @@ def further_train(cfg):
             loss = held_out_loss(model, data, cfg)
             run.finish({"arch": str(model.encoder.arch), "held_out": loss})
         print0(ranks, f"{run.finished['arch']}: held-out loss {run.finished['held_out']:.4f}")
-        target = f"{run.folder}-exported"
-        run.print_result(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder, target))
+        run.print_result(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder))
 
 
 def export(cfg, folder):
@@ -1488,7 +1491,7 @@ def check(cfg, action):
         record = read_json(Path(cfg.init, "config.json"), dict)
         if record.get("action") != "superplm":
             raise UserError(f"{cfg.init}: not a SuperPLM, since its sub-models were never trained; "
-                            f"make one with --superplm --init {cfg.init}")
+                            f"make one with --superplm --init {cfg.init} --largest ITS_SHAPE")
         take_settings(cfg, record["settings"], cfg.init,
                       ("largest", "smallest", "setting", "variant", "vocab_size"))
     distills = cfg.setting == "distill"
@@ -1526,7 +1529,7 @@ def main(argv=None):
 if __name__ == "__main__":
     if "run" not in globals():
         print("autotinybert.py alone is to be imported: model, one-shot training, searcher and "
-              "distillation; its commands need common/ and data/ of its repository beside it",
+              "distillation; its commands need common/ and data/ of its repository",
               file=sys.stderr)
         sys.exit(2)
     run(main)

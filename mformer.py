@@ -77,7 +77,7 @@ class Config:
     # D18: the vocabulary is a SentencePiece unigram model; the paper names none.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_examples: int = 0  # training examples that are used; 0: all
-    held_out: int = 0  # training examples, or pairs of --valid_text (0: all), to validate
+    held_out: int = 0  # training examples held out, or pairs of --valid_text to use (0: all)
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
     search_decoder: bool = False  # search the decoder's types: Table 1; not Sec. 4.1.2
@@ -598,7 +598,7 @@ class Linear(nn.Module):
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x):
-        width = x.shape[-1]  # after "..." a full slice is free; without it gradients are copied
+        width = x.shape[-1]  # with "...", autograd does not copy the gradient of a full slice
         return F.layer_norm(x, (width,), self.weight[..., :width], self.bias[..., :width])
 
 
@@ -660,8 +660,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of the encoder: attention and a ReLU network, each with LayerNorm before it and a
-    residual around it. (B, T, H) -> the same."""
+    """A pre-norm encoder layer: attention and a feed-forward network with ReLU, each with a
+    residual connection. (B, T, H) -> the same."""
     # D23: LayerNorm stands before each part, and the mean of the patches is classified, as in the
     # released code. The paper names neither.
 
@@ -895,8 +895,8 @@ class Ranker:
         return kendall_tau(self.g(x[chosen]), self.y[chosen])
 
     def importance(self, shuffles=20):
-        """{feature: the loss in Kendall's tau when it is shuffled among the architectures that the
-        ranker is not fitted to}, the largest first."""
+        """Permutation importance: {feature: the drop in Kendall's tau when its values are shuffled
+        among the architectures that the ranker is not fitted to}, the largest first."""
         generator = torch.Generator().manual_seed(0)
         unseen = torch.cat([self.held_out, self.stopping])
         whole = self.quality(self.x, unseen)
@@ -922,7 +922,7 @@ def prune(space, importances, samples, keep):
     # of its 5 features (the paper 5), translation 7, as many as are in the two lists of Sec. 7.1.
     if not keep:
         return space
-    alternating = dict.fromkeys(name for names in zip(*importances) for name in names)
+    alternating = dict.fromkeys(itertools.chain(*zip(*importances)))
     searched = {*PARTS, *[*alternating][:keep]}
     best = sorted(samples, key=lambda sample: sample[0])[:max(5, len(samples) // 10)]
     pruned = {}
@@ -1056,19 +1056,16 @@ def measure_latency(arch, cfg, device):
         for step in range(source.shape[1]):
             model.decode(tokens, encoded, None, caches, step)
 
+    call = model if cfg.task == "cifar10" else translate
     times = []
     for _ in range(UNTIMED + cfg.latency_runs):
         began = time.perf_counter()
-        (model if cfg.task == "cifar10" else translate)(*inputs)
+        call(*inputs)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1000 * (time.perf_counter() - began))
     dropped = int(DROPPED * cfg.latency_runs)
     return statistics.fmean(sorted(times[UNTIMED:])[dropped:cfg.latency_runs - dropped])
-
-
-def jsonl(lines):
-    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def append(path, text):
@@ -1131,10 +1128,12 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
 def check_limit(space, cfg, device):
     """UserError where the fastest architecture breaks --latency_limit. It has the smallest widths
     and depths; which number of heads and which type is fastest depends on the device."""
-    def smallest(heads, attn_type):
-        return build_arch(space, lambda name, choices, layer: (
-            heads(choices) if name.endswith("heads")
-            else attn_type(choices) if name in PARTS else min(choices)))
+    def smallest(pick_heads, pick_type):
+        def choose(name, choices, layer):
+            if name.endswith("heads"):
+                return pick_heads(choices)
+            return pick_type(choices) if name in PARTS else min(choices)
+        return build_arch(space, choose)
 
     fastest = min(measure_latency(smallest(*ends), cfg, device)
                   for ends in itertools.product((min, max), repeat=2))
@@ -1252,7 +1251,8 @@ def causal_linear_attention(q, k, v, cosines):
     cosines = F.pad(cosines, (0, 0, *padding)).view(chunks, size, 2, 1)
     near = cosines[0, :, :, 0]
     of_distance = (near[:, None] * near).sum(-1).tril().to(q.dtype)  # (size, size), Eq. 3
-    sums = F.relu(q) @ F.relu(k).mT * of_distance @ v  # (B, N, C, size, D + 1)
+    weights = F.relu(q) @ F.relu(k).mT * of_distance  # (B, N, C, size, size)
+    sums = weights @ v  # (B, N, C, size, D + 1)
     if chunks > 1:
         state = reweight(k[:, :, :-1], cosines[:-1]).mT @ v[:, :, :-1]
         state = state.cumsum(2, dtype=torch.float32).to(q.dtype)
@@ -1449,7 +1449,7 @@ def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
     from common.checkpoint import (
-        Checkpoint, read_init, read_json, read_jsonl, write_atomic, write_json)
+        Checkpoint, jsonl, read_init, read_json, read_jsonl, write_atomic, write_json)
     from common.cli import Diverged, Stop, UserError, run, start
     from common.distributed import (
         Pace, Ranks, autocast, average_gradients, gather, launch, layer_activations,
@@ -1473,7 +1473,7 @@ def open_data(cfg, action, ranks):
     data = reader(cfg, ranks, run.folder, action != "evaluate")
     if cfg.task == "wmt14":
         on_main(ranks, data.tokenizer.save, run.folder)
-    if action == "search" and not data.set_aside:
+    if action == "search" and not data.num_held_out:
         raise UserError("--held_out: a search needs examples for its losses")
     run.save_settings(cfg)
     return run, data
@@ -1582,7 +1582,7 @@ def train_network(model, data, cfg, ranks, run, space=None):
                 raise Diverged(f"gradient norm {norm.item()} at step {done}")
             speed = per_second(float(seen), began)
             dev = {}
-            if saves and not space and ranks.main and data.set_aside:
+            if saves and not space and ranks.main and data.num_held_out:
                 dev["loss"] = held_out_loss(model.eval(), data, cfg)
             bar.set_postfix(loss=f"{loss:.3f}")
             run.log(name, done, loss=loss.item(), norm=norm.item(), lr=rate, dev=dev,

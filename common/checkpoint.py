@@ -130,6 +130,11 @@ def read_jsonl(path):
     return [parse_json(line, f"{path}:{number}", dict) for number, line in enumerate(lines, 1)]
 
 
+def jsonl(lines):
+    """The text of a .jsonl file."""
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
 def save_file(path, state):
     """torch.save, whole or not at all; the file before it is kept as NAME.previous."""
     try:
@@ -142,8 +147,8 @@ def save_file(path, state):
 
 def load_file(path, device="cpu"):
     """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. Raises
-    UserError where it cannot be read, or a checksum does not fit (torch writes them and does not
-    look at them)."""
+    UserError where it cannot be read, or a checksum does not fit (torch writes checksums but does
+    not verify them)."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -170,11 +175,13 @@ def newest(path):
 
 
 def fingerprints(paths, part=1 << 20):
-    """A hash of the names, sizes and contents of files, and of the files in folders; of a file
-    above 32 MB of 32 parts at even distances."""
+    """A hash of the names, sizes and contents of files, and of the files in folders. Of a file
+    above 32 MB it reads 32 evenly spaced parts."""
     digest = hashlib.sha256()
-    for file in [file for path in map(Path, paths) for file in (path, *sorted(path.rglob("*")))]:
-        if file.is_file():
+    for path in map(Path, paths):
+        for file in (path, *sorted(path.rglob("*"))):
+            if not file.is_file():
+                continue
             size = file.stat().st_size
             digest.update(os.fsencode(f"{file} {size}"))
             with open(file, "rb") as content:
@@ -339,7 +346,8 @@ class RunFolder:
                             "again")
 
     def _clear(self, others):
-        """Delete what runs write (`others`: of this program alone); of a link, the link alone."""
+        """Delete what runs write (`others`: of this program alone). A link is removed, not its
+        target."""
         for name in (*WRITES, *others):
             for path in self.folder.glob(name):
                 if path.is_dir() and not path.is_symlink():
@@ -511,7 +519,7 @@ def read_init(cfg, names, also=()):
     """What the newest checkpoint of the run folder cfg.init owns: {"model" or another name:
     weights}.
 
-    names: {action that may have made it: the settings that cfg takes over}, where a flag that
+    names: {action that may have made it: the settings that cfg takes}, where a flag that
     differs is a UserError. also: settings that a flag overrides. The tokenizer is the folder's
     unless one is given.
     """
@@ -537,7 +545,7 @@ def read_init(cfg, names, also=()):
 
 
 @torch.no_grad()
-def take_over(model, weights, source, heads=()):
+def load_weights(model, weights, source, heads=()):
     """Copy weights into a model by name; returns a line on what was loaded, newly initialised and
     ignored. heads: first parts of names that may have another shape; they are newly initialised.
     Raises UserError for any other misfit."""

@@ -74,7 +74,7 @@ def launch(device, dtype="auto"):
             if _stop_requested:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             if size > 1:
-                gc.collect()  # a DDP in a cycle keeps gloo's threads running; runs aborted
+                gc.collect()  # else the gloo threads of a DDP module in a cycle may abort the run
                 dist.destroy_process_group()
 
 
@@ -238,8 +238,8 @@ def send(batch, device):
 
 
 def move(model, device):
-    """The model on the device, its tensors as send() takes them there. Before an optimizer is made:
-    its parameters are other objects then."""
+    """Move a model to the device as send() does. Call it before making an optimizer: it replaces
+    the parameters."""
     model.load_state_dict(send(model.state_dict(), device), assign=True)
     return model
 
@@ -288,9 +288,10 @@ def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
 
     Memory is the sum of three parts. Parameters take 16 bytes each: float32 weights, gradients and
     two moments of the optimizer. Activations are those of one micro-batch, with --recompute of its
-    largest layer. Logits, their log-softmax and its gradient are float32. Days: 3 forward passes
-    per step at UTILIZATION of the peak."""
-    kept = max(activations) if getattr(cfg, "recompute", False) else sum(activations)
+    largest layer. Logits, their log-softmax and its gradient are float32. Days: a
+    step costs 3 forward passes, with --recompute 4, at UTILIZATION of the peak."""
+    recompute = getattr(cfg, "recompute", False)
+    kept = max(activations) if recompute else sum(activations)
     if cfg.dtype == "float32":
         kept *= 2
     micro_batch = math.ceil(examples / cfg.accumulate)
@@ -300,24 +301,24 @@ def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
         "logits": micro_batch * 12 * logits,
     }
     memory["total"] = sum(memory.values())
-    seconds = 3 * flops * examples * steps / UTILIZATION
+    seconds = (3 + recompute) * flops * examples * steps / UTILIZATION
     return {
         "memory_gb": {name: float(f"{value / 1e9:.3g}") for name, value in memory.items()},
         "days": {card: float(f"{seconds / peak / 86400:.3g}") for card, peak in CARDS.items()},
     }
 
 
-def print_device_use(ranks, per_second, flops):
+def print_device_use(ranks, speed, flops):
     """Print what --dry_run measured on a GPU: tokens (or images) a second, peak memory, and the
-    fraction of the card's bfloat16 peak. per_second: of this run, or None; flops: of the forward
+    fraction of the card's bfloat16 peak. speed: of this run, or None; flops: of the forward
     pass of one of them."""
-    if ranks.device.type != "cuda" or per_second is None:
+    if ranks.device.type != "cuda" or speed is None:
         return
     name = torch.cuda.get_device_name(ranks.device)
-    used = 3 * flops * per_second / ranks.size
-    shares = [f", {used / peak:.1%} of its peak" for card, peak in CARDS.items() if card in name]
+    used = 3 * flops * speed / ranks.size
+    fractions = [f", {used / peak:.1%} of its peak" for card, peak in CARDS.items() if card in name]
     memory = peak_memory(ranks.device) / 1e3
-    print0(ranks, f"{name}: {per_second:,} a second, peak memory {memory:.3g} GB", *shares)
+    print0(ranks, f"{name}: {speed:,} a second, peak memory {memory:.3g} GB", *fractions)
 
 
 def per_second(count, began):
@@ -328,7 +329,7 @@ def per_second(count, began):
 
 
 def peak_memory(device):
-    """Peak memory of this process in MB: the device's where it counts, else the resident set."""
+    """Peak memory of this process in MB: allocated on the GPU, else the resident set size."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     import resource

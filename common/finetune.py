@@ -137,9 +137,10 @@ class Task:
 
 
 def limit(split, cfg):
-    """Number of examples of a split to use, None for all: --train_examples of train; in a dry run
-    of all."""
-    return cfg.train_examples or None if split == "train" or cfg.dry_run else None
+    """How many examples of a split to use, None for all. --train_examples limits train, and in a
+    dry run every split."""
+    if split == "train" or cfg.dry_run:
+        return cfg.train_examples or None
 
 
 class GlueTask(Task):
@@ -471,6 +472,7 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
 
     def share(stage, start):
         return share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start),
+                         # an unknown task comes last
                          cost=lambda job: -[*LONGEST_FIRST, jobs[job]].index(jobs[job]))
 
     results = share(early, None)

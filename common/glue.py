@@ -225,8 +225,8 @@ class Features:
 
 
 def cut_pair(first, second, room):
-    """Cut the longer of two sequences at its end until both have `room` tokens (of equal ones the
-    second)."""
+    """Cut the longer of two sequences at its end until the two together have at most `room` tokens.
+    On a tie the second is cut."""
     kept = min(len(first), max(room - len(second), (room + 1) // 2))
     return first[:kept], second[:room - kept]
 

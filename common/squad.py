@@ -245,8 +245,8 @@ def rank(features, starts, ends, scores, null, relative=False):
     length, own, own_end = features.windows[:, 3:].T[..., None]  # (W, 1)
     legal = (own <= starts) & (starts < own_end) & (starts <= ends)
     legal &= ends < np.minimum(length, starts + MAX_ANSWER)
-    places = np.nonzero(legal)
-    columns = (places[0], starts[places], ends[places], np.asarray(scores)[places])
+    indices = np.nonzero(legal)
+    columns = (indices[0], starts[indices], ends[indices], np.asarray(scores)[indices])
     for window, start, end, score in zip(*map(np.ndarray.tolist, columns)):
         number, paragraph, first = features.windows[window, :3]
         _, char_starts, char_ends = features.contexts[paragraph]

@@ -77,7 +77,7 @@ class Pictures:
         self.images = images[used].to(self.device)
         self.labels = labels[used].to(self.device)
         self.held = images[held], labels[held]
-        self.set_aside = len(held)
+        self.num_held_out = len(held)
 
     def permutation(self, count, *key):
         generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, *key))

@@ -125,7 +125,7 @@ class Corpus:
         """(D + 1,) the first slot of each document, and the total. Slots are stretches of `length`
         tokens that cover a document."""
         starts, ends = self.bounds
-        counts = -((starts - ends) // length)
+        counts = -((starts - ends) // length)  # (ends - starts) / length, rounded up
         return memoryview(np.concatenate([[0], np.cumsum(counts)]))
 
     def slots(self, length):

@@ -33,7 +33,8 @@ import torch
 from common import glue
 from common.cli import UserError
 from common.checkpoint import (
-    atomic, existing, finite, load_file, read_init, read_json, take_over, write_atomic, write_json)
+    atomic, existing, finite, load_file, load_weights, read_init, read_json, write_atomic,
+    write_json)
 
 EPSILON = 1e-12  # of all LayerNorms
 MOST_LAYERS = 100
@@ -240,9 +241,15 @@ def rename_albert(weights, groups):
     return result
 
 
-def albert_config(cfg, architecture, outputs, groups, labels=(), task=""):
-    """config.json for transformers. outputs: of the head of a classifier; labels: their names."""
-    labels = labels or [f"LABEL_{number}" for number in range(outputs)]
+def label_names(task, weights):
+    """{number: name} of the outputs of a classifier; two without a head."""
+    labels = glue.TASKS[task].labels if task in glue.TASKS else ()
+    outputs = len(weights.get("head.weight", "01"))
+    return dict(enumerate(labels or [f"LABEL_{number}" for number in range(outputs)]))
+
+
+def albert_config(cfg, architecture, groups, labels, task):
+    """config.json for transformers. labels: of label_names."""
     return {
         **{theirs: getattr(cfg, ours) for ours, theirs in ALBERT_SETTINGS.items()},
         **ALBERT_REQUIRED,
@@ -250,7 +257,7 @@ def albert_config(cfg, architecture, outputs, groups, labels=(), task=""):
         "embedding_size": cfg.embedding or cfg.hidden,
         "num_hidden_groups": groups,
         "attention_probs_dropout_prob": cfg.dropout,
-        "id2label": dict(enumerate(labels)),
+        "id2label": labels,
         "finetuning_task": task,
         "finetune_length": cfg.finetune_length,
         "recipe": cfg.recipe,
@@ -264,9 +271,7 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer):
     kinds = [ALBERT_CLASSES[kind] for kind in (task, *heads) if kind in ALBERT_CLASSES]
     kinds.append("AlbertModel")
     theirs = rename_albert(weights, groups)
-    labels = glue.TASKS[task].labels if task in glue.TASKS else ()
-    outputs = len(weights.get("head.weight", "01"))  # two without a head
-    config = albert_config(cfg, kinds[0], outputs, groups, labels, task)
+    config = albert_config(cfg, kinds[0], groups, label_names(task, weights), task)
     write_folder(folder, theirs, config, tokenizer)
     line = f"{folder}: {kinds[0]}, {sum(map(torch.numel, theirs.values())):,} parameters"
     if "answer" in heads:
@@ -397,7 +402,7 @@ def fill(model, weights, folder):
     for name in model.state_dict().keys() - weights.keys():
         if name.startswith("encoder.") and "pooler" not in name:
             raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
-    return take_over(model, weights, folder)
+    return load_weights(model, weights, folder)
 
 
 def bert_sizes(folder, config):
@@ -462,7 +467,6 @@ def bert_config(weights, shape, dropout, tokenizer, kind):
         "max_position_embeddings": len(weights["encoder.position_embedding.weight"]),
         "vocab_size": len(weights["encoder.token_embedding.weight"]),
         "pad_token_id": tokenizer.pad_id,
-        "num_labels": len(weights.get("head.weight", "01")),  # two without a head
     }
     if name != "Bert":
         module = f"modeling_autotinybert.{name}"
@@ -489,6 +493,7 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
         encoder = {name: value for name, value in weights.items() if name.startswith("encoder.")}
         weights = {**encoder, **head}
     config = bert_config(weights, shape, dropout, tokenizer, kind)
+    config["id2label"] = label_names(task, weights)
     write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
     trust = ""
     if "auto_map" in config:  # its width of query, key and value needs code

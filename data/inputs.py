@@ -147,10 +147,10 @@ def fill_in(cfg, ranks, flags):
                             f"name it, or --{name} {DEMO / name}")
 
 
-def words_after_training(cfg, folder, target):
+def words_after_training(cfg, folder, ending="-exported"):
     """The words of the command that follows a training on text: on demo data a fine-tuning, else an
     export."""
-    action = ["--finetune", "SST-2"] if is_demo(cfg.corpus) else ["--export", target]
+    action = ["--finetune", "SST-2"] if is_demo(cfg.corpus) else ["--export", f"{folder}{ending}"]
     return [*action, "--init", folder]
 
 

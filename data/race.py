@@ -53,8 +53,8 @@ def read_passage(path, answered=True):
         answers = entry["answers"] if answered else LETTERS[:1] * len(texts)
         if not texts:
             raise ValueError
-        rows = zip(texts, entry["options"], answers, strict=True)
-        for number, (text, options, answer) in enumerate(rows):
+        entries = zip(texts, entry["options"], answers, strict=True)
+        for number, (text, options, answer) in enumerate(entries):
             if len(options) != len(LETTERS):
                 raise ValueError
             if answer not in LETTERS:

@@ -180,7 +180,7 @@ class Translations:
         lengths = self.text.longest_side()[self.examples] + 1
         self.stream = TokenBatches(lengths, cfg.batch // cfg.accumulate)
         self.held = held[self.held_text.longest_side()[held].argsort(kind="stable")]
-        self.set_aside = len(held)
+        self.num_held_out = len(held)
 
     def make_tokenizer(self):
         """Make the joint vocabulary in the run folder: a copy of --tokenizer (with --init the copy

@@ -79,7 +79,7 @@ def found_networks(options, flags, data):
 
 
 @study(
-    "1.5 core-hours",
+    "2 core-hours",
     Claim("mixture-softmax", "A mixture is as good as softmax alone at equal FLOPs",
           "CIFAR-10: 93.59% against 95.1% (Table 5); within two points are asked",
           [(f"{data}: mixed search", f"{data}: softmax search") for data in DATA], least=-0.02),

@@ -28,7 +28,8 @@ COLUMNS = "| the paper says | numbers | here | verdict |\n| --- | --- | --- | --
 
 def show_study(paper, one, record):
     """Size, command, hardware and picture of a study."""
-    about = f"commit {record['commit'][:7]}, {record['hardware']}, torch {record['torch']}"
+    about = f"{one.hours}, commit {record['commit'][:7]}, {record['hardware']}"
+    about += f", torch {record['torch']}"
     size = " ".join(f"{inspect.getdoc(one.function)} {record.get('note', '')}".split())
     link = f"[{one.name}.json](results/{paper}/{one.name}.json)"
     text = [f"**{one.name}** ({link}): {size} `{record['command']}` ({about})."]
@@ -40,31 +41,23 @@ def show_study(paper, one, record):
 def page():
     """The text of README.md."""
     text = [HEAD]
-    missing = []
     for paper, title in PAPERS.items():
         rows = []
         below = []
         module = importlib.import_module(f"tests.claims.{paper}")
         for one in studies_of(vars(module)).values():
-            path = HERE / "results" / paper / f"{one.name}.json"
-            record = read(path) if path.exists() else {"intervals": {}}
+            record = read(HERE / "results" / paper / f"{one.name}.json")
             for claim in one.claims:
-                intervals = record["intervals"].get(claim.name)
-                if not intervals:
-                    missing.append(f"{claim.says} ({paper} {one.name}, {one.hours})")
-                    continue
+                intervals = record["intervals"][claim.name]
                 here = "<br>".join(show(label, each) for label, each in intervals.items())
                 if claim.least:
                     here += f"<br>asked: more than {claim.least:g}"
                 says = f'<a id="{claim.name}"></a>{claim.says}'
                 judged = verdict(intervals.values(), claim.least)
                 rows.append(f"| {says} | {claim.paper} | {here} | {judged} |")
-            if path.exists():
-                below += show_study(paper, one, record)
+            below += show_study(paper, one, record)
         text += [f"## {title}\n", COLUMNS, *rows, ""]
         text += [f"{line}\n" for line in below]
-    text.append("## Not run\n")
-    text.append("Not run on this code, with the study and its cost: " + "; ".join(missing) + ".\n")
     return "\n".join(text)
 
 
