@@ -1,7 +1,6 @@
 """Studies of mFormer: python -m tests.claims.mformer NAME (study.py says how)."""
 import json
 import statistics
-import time
 
 import numpy as np
 import torch
@@ -169,18 +168,11 @@ def length(options):
     five rounds in turns. Milliseconds."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
-
-    def clock():
-        if device == "cuda":
-            torch.cuda.synchronize()
-            return time.perf_counter()
-        return time.process_time()
-
     values = {}
     kinds = ("softmax", "linear", "causal softmax", "causal linear")
     for tokens in LENGTHS:
         calls = {f"{kind}, {tokens}": attention_step(kind, tokens, device) for kind in kinds}
-        values.update(in_turns(calls, 5, clock, warm_up=1))
+        values.update(in_turns(calls, 5, warm_up=1))
     curves = {
         kind: [[T, statistics.median(values[f"{kind}, {T}"])] for T in LENGTHS] for kind in kinds}
     return {"values": values, "lines": curves}

@@ -179,13 +179,19 @@ def run_all(options, commands, done="done.json"):
     return folders
 
 
-def in_turns(calls, turns, clock=time.perf_counter, warm_up=3):
-    """{name: [ms of each turn]} of {name: function}. A turn calls each once, in random order."""
+def in_turns(calls, turns, warm_up=3):
+    """{name: [ms of each turn]} of {name: function}. A turn calls each once, in random order.
+
+    CPU time, or wall time where there is a GPU."""
     times = {name: [] for name in calls}
+    gpu = torch.cuda.is_available()
+    clock = time.perf_counter if gpu else time.process_time
     for turn in range(warm_up + turns):
         for name in random.Random(turn).sample([*calls], len(calls)):
             began = clock()
             calls[name]()
+            if gpu:
+                torch.cuda.synchronize()
             times[name].append(1000 * (clock() - began))
     return {name: values[warm_up:] for name, values in times.items()}
 
