@@ -56,7 +56,7 @@ def files(folder, name):
 def load(path, with_answers=True):
     """The questions of a SQuAD JSON file: a list of Question. Raises UserError for a file in
     another layout, or with a wrong answer if answers are read."""
-    content = read_json(path, dict, FIX)
+    content = read_json(path, dict, "use the layout of the official SQuAD files")
     questions = []
     place = path
     try:

@@ -46,7 +46,7 @@ def passage_files(folder, split):
 
 def read_passage(path, answered=True):
     """The questions of one passage's file. answered=False: a user's file; every answer is A."""
-    entry = read_json(path, dict, "download it again")
+    entry = read_json(path, dict, "use the layout of the official passages")
     questions = []
     try:
         texts = entry["questions"]
@@ -65,7 +65,7 @@ def read_passage(path, answered=True):
                                       path.parent.name))
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: not a RACE passage (article, questions, four options and an "
-                        "answer each); download it again") from None
+                        "answer each)") from None
     return questions
 
 
