@@ -1410,7 +1410,8 @@ def run_search(cfg):
         supernet = copy.deepcopy(first)
         history = search(supernet, run, data, cfg)
         if not ranked(history):
-            raise UserError(f"{run.folder}: every candidate diverged; lower --lr, --restart")
+            raise UserError(f"{run.folder}: every candidate diverged; lower --lr or --finetune_lr, "
+                            "--restart")
         finalists, baselines = train_finalists(history, first, run, data, cfg)
         best = (ranked(finalists) or ranked(history))[0]
         if best in finalists:
@@ -1904,8 +1905,10 @@ def export(cfg, name):
     arch = resolve_arch(cfg)
     tokenizer = open_tokenizer(cfg)
     write = write_hugging_face  # refuses a folder that is not empty
+    use = f'AutoModel.from_pretrained("{path}", trust_remote_code=True) opens it'
     if path.suffix == ".py":
         write = write_network
+        use = "its first lines say how to use it"
         exists = [each for each in map(path.with_suffix, (".py", ".pt", ".mmd")) if each.exists()]
         vocabulary = path.with_name(tokenizer.file_name)
         if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
@@ -1923,7 +1926,7 @@ def export(cfg, name):
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     print(start_from(model, source))
     write(path, model, cfg, tokenizer, labels, length)
-    print(f"{path}: written, with weights, drawing and {tokenizer.file_name}")
+    print(f"{path}: written, with weights, drawing and {tokenizer.file_name}; {use}")
 
 
 def forward_flops(arch, cfg):

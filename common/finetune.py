@@ -544,7 +544,7 @@ def print_summary(run, cfg, nine=""):
             line += f"; median of {entry['n']}, mean {100 * entry['mean']:.2f}"
             line += f", sd {100 * entry['sd']:.2f}"
         if entry["diverged"]:
-            line += f"; {entry['diverged']} diverged"
+            line += f"; {entry['diverged']} diverged, lower --finetune_lr"
         print0(run.ranks, line)
         if (run.folder / name / "checkpoint.pt").exists():
             run.print_result(cfg, f"{name}/checkpoint.pt")

@@ -159,7 +159,8 @@ def load(folder, task, split):
 def load_unlabelled(path, task):
     """Read a test file, or a user's own file, whose first line names the task's text columns.
 
-    Every line needs a prediction: text that is missing is empty, and one warning counts such lines.
+    Every line needs a prediction: text that is missing is empty, text behind the last column is
+    left out, and one warning counts such lines.
     """
     lines = list(read_lines(path))
     header = lines.pop(0)[1] if lines else []
@@ -168,8 +169,8 @@ def load_unlabelled(path, task):
                         f"follows; the first line must name {task.name}'s columns, separated by "
                         "tabs")
     width = len(header)
-    short = [number for number, cells in lines if len(cells) < width]
-    warn_about_lines(path, short, width, "are kept, with empty text for what is missing")
+    odd = [number for number, cells in lines if len(cells) != width]
+    warn_about_lines(path, odd, width, "are kept, filled with empty text or cut")
     columns = [header.index(name) for name in task.text]
     return [Example(tuple((cells + [""] * width)[column] for column in columns), None)
             for _, cells in lines]

@@ -40,8 +40,7 @@ A batch has ids, token_type_ids (0 or 1): (B, T) int64, padded with anything; le
 tokens.
 A sequence is CLS, text, SEP or CLS, first, SEP, second, SEP, and has at most LENGTH tokens.
 The vocabulary is {tokenizer.file_name} next to this file, {case}.
-The classes are those of autobert_zero.py, whose docstring lists the departures D1, D2, ... from
-the paper.
+The classes are those of autobert_zero.py. Comments D1, D2, ... are departures from the paper.
 B batch, T tokens, H hidden, N heads, D head dim, V vocabulary, E embedding, K kernel.
 
 {layers}
@@ -82,12 +81,28 @@ def clean(text):
     return "".join(c for c in text if not unicodedata.combining(c)).lower()
 '''
 
+COMMAS = '''
+def split_commas(pieces, text):
+    """The ids of a text. ALBERT's rule: "▁2011," is split again, without its comma."""
+    ids = []
+    for i in pieces.encode(text):
+        name = pieces.id_to_piece(i)
+        if not (name[-1] == "," and name[-2:-1].isdecimal()):
+            ids.append(i)
+            continue
+        parts = pieces.encode(name[:-1].replace("▁", ""), out_type=str)
+        if name[0] != "▁":  # inside a word: without the ▁ that encode adds
+            parts[0] = parts[0].removeprefix("▁")
+        ids += [pieces.piece_to_id(part) for part in [*parts, ","] if part]
+    return ids
+'''
+
 ENCODE = '''
 def encode(pieces, first, second=""):
     """A batch of one: a text or two, cut to LENGTH tokens. pieces: a
     sentencepiece.SentencePieceProcessor."""
-    first = pieces.encode({clean}(first))
-    second = pieces.encode({clean}(second))
+    first = {encode}{clean}(first))
+    second = {encode}{clean}(second))
     room = LENGTH - 3 if second else LENGTH - 2
     keep = {keep}
     ids = [CLS, *first[:keep], SEP]
@@ -264,8 +279,13 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
                          layers="\n".join(layers), length=length, labels=labels)]
     if tokenizer.file_name == "spiece.model":
         clean = "clean" if tokenizer.lower else ""
+        encode = "pieces.encode("
         parts += [CLEAN] if clean else []
-        parts.append(ENCODE.format(clean=clean, keep=KEEP_QUESTION if spans else KEEP))
+        if tokenizer.without_comma:
+            encode = "split_commas(pieces, "
+            parts.append(COMMAS)
+        keep = KEEP_QUESTION if spans else KEEP
+        parts.append(ENCODE.format(encode=encode, clean=clean, keep=keep))
     parts += [*sources(home, *helpers, model), ATTENTION, *mixers]
     heads = f", len(LABELS), spans={spans}" if labels else ""
     classes = ", ".join(str(titles.get(layer, layer)) for layer in arch)

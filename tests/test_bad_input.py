@@ -152,8 +152,6 @@ TABLE = [
     ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D38
     ("autobert_zero --search --tasks ''", "choose from"),
     ("autobert_zero --describe --arch {here}/a.json", "a.json", put("a.json", {})),
-    ("mformer --train --cifar10 {cifar10} --arch {here}/best.json", "best.json",
-     put("best.json", {"arch": 7})),
 ]
 
 

@@ -8,6 +8,7 @@ import pytest
 from small_runs import write
 
 from common.tokenization import load_tokenizer, preprocess
+from data.network_code import COMMAS
 from data.text import train_sentencepiece
 
 WORDPIECES = """
@@ -61,13 +62,16 @@ def test_digit_comma_rule(released, spiece):
     """ALBERT cuts "2," into "2" and ","; at a word's start the digits keep their ▁. A vocabulary of
     data/text.py has no such subword."""
     tokenizer = load_tokenizer(released)
-    raw = tokenizer.model.encode(preprocess(NUMBERS), out_type=str)
+    text = preprocess(NUMBERS)
+    raw = tokenizer.model.encode(text, out_type=str)
     assert any(re.search(r"\d,$", name) for name in raw)
-    assert tokenizer.without_comma
     assert not load_tokenizer(spiece).without_comma
     names = [tokenizer.names[i] for i in tokenizer.encode(NUMBERS)]
     assert not any(re.search(r"\d,$", name) for name in names)
     assert "".join(names) == "▁in▁2011,▁x5,▁y"
+    exported = {}
+    exec(COMMAS, exported)
+    assert exported["split_commas"](tokenizer.model, text) == tokenizer.encode(NUMBERS)
 
 
 def test_word_starts_truth_table(spiece, wordpiece):

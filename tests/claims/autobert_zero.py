@@ -303,7 +303,7 @@ def mean_cosine(X, lengths):
 
 
 @torch.no_grad()
-def cosines_of(folder, samples=256):
+def cosines_of(folder):
     """Mean cosine of tokens in the embeddings and behind each layer of a pre-trained network."""
     cfg = abz.Config(init=str(folder))
     source = abz.read_run(cfg)
@@ -311,8 +311,8 @@ def cosines_of(folder, samples=256):
     model = abz.LanguageModel(abz.resolve_arch(cfg), cfg).eval()
     abz.start_from(model, source)
     path = make_demo(ROOT / "data" / "demo")["glue"]
-    examples = glue.load(path, glue.TASKS["STS-B"], "train")[:samples]
-    batch = next(iter(glue.batches(glue.encode(examples, tokenizer, cfg.length), samples)))
+    examples = glue.load(path, glue.TASKS["STS-B"], "train")[:256]
+    batch = next(iter(glue.batches(glue.encode(examples, tokenizer, cfg.length), 256)))
     states = []
     layers = model.encoder.layers
     layers[0].register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0]))

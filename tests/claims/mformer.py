@@ -154,10 +154,7 @@ def attention_step(kind, tokens, device):
         "causal softmax": lambda: mf.softmax_attention(q, k, v, visible),
         "causal linear": lambda: mf.causal_linear_attention(q, k, v, cosines),
     }[kind]
-
-    def step():
-        return forward().sum().backward()
-    return step
+    return lambda: forward().sum().backward()
 
 
 @study(
@@ -175,7 +172,7 @@ def length(options):
     kinds = ("softmax", "linear", "causal softmax", "causal linear")
     for tokens in LENGTHS:
         calls = {f"{kind}, {tokens}": attention_step(kind, tokens, device) for kind in kinds}
-        values.update(in_turns(calls, 5, warm_up=1))
+        values.update(in_turns(calls, 5))
     curves = {
         kind: [[T, statistics.median(values[f"{kind}, {T}"])] for T in LENGTHS] for kind in kinds}
     return {"values": values, "lines": curves}
@@ -212,7 +209,7 @@ def mixing(kind, queries, keys, qkv, heads, honest):
     are counted if honest."""
     if kind == "linear":
         width = qkv // heads
-        return honest * heads * ((queries + keys) * 2 * width * width + queries * 2 * width)
+        return 2 * honest * heads * width * ((queries + keys) * width + queries)
     return 2 * queries * keys * qkv
 
 

@@ -81,9 +81,9 @@ def interval(differences):
     """Mean and 95% interval (Student's t) of paired differences."""
     n = len(differences)
     mean = statistics.mean(differences)
-    if n == 1:
-        return Interval(mean, mean, mean, n)
-    half = STUDENT.get(n - 1, 2.571) * statistics.stdev(differences) / math.sqrt(n)
+    half = 0.0
+    if n > 1:
+        half = STUDENT.get(n - 1, 2.571) * statistics.stdev(differences) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half, n)
 
 
@@ -92,11 +92,11 @@ def counted(value):
     return Interval(value, value, value, 0)
 
 
-def bootstrap(statistic, *columns, draws=2000):
+def bootstrap(statistic, *columns):
     """The statistic and its 95% percentile interval, with rows drawn again with replacement."""
     columns = [np.asarray(column) for column in columns]
     n = len(columns[0])
-    draw = np.random.default_rng(0).integers(n, size=(draws, n))
+    draw = np.random.default_rng(0).integers(n, size=(2000, n))
     values = [statistic(*(column[rows] for column in columns)) for rows in draw]
     low, high = np.percentile(values, [2.5, 97.5])
     return Interval(statistic(*columns), float(low), float(high), n)
@@ -179,21 +179,22 @@ def run_all(options, commands, done="done.json"):
     return folders
 
 
-def in_turns(calls, turns, warm_up=3):
-    """{name: [ms of each turn]} of {name: function}. A turn calls each once, in random order.
+def in_turns(calls, turns):
+    """{name: [ms of each turn]} of {name: function}. A turn calls each once, in random order; three
+    more turns warm up.
 
     CPU time, or wall time where there is a GPU."""
     times = {name: [] for name in calls}
     gpu = torch.cuda.is_available()
     clock = time.perf_counter if gpu else time.process_time
-    for turn in range(warm_up + turns):
+    for turn in range(3 + turns):
         for name in random.Random(turn).sample([*calls], len(calls)):
             began = clock()
             calls[name]()
             if gpu:
                 torch.cuda.synchronize()
             times[name].append(1000 * (clock() - began))
-    return {name: values[warm_up:] for name, values in times.items()}
+    return {name: values[3:] for name, values in times.items()}
 
 
 # --- records
