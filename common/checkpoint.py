@@ -342,8 +342,8 @@ class RunFolder:
                    if old["read"].get(flag, now) != now]
         if differ:
             raise UserError(f"{self.folder}: made with other settings or data: "
-                            f"{'; '.join(differ)}; choose another --out, or --restart to begin "
-                            "again")
+                            f"{'; '.join(differ)}; give those (--accumulate if the number of "
+                            "processes differs), choose another --out, or --restart to begin again")
 
     def _clear(self, others):
         """Delete what runs write (`others`: of this program alone). A link is removed, not its
