@@ -476,7 +476,7 @@ def parse_arch(text, cfg):
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f"--arch {text[:60]!r} is no architecture; give one of {', '.join(published)}, "
-            "a best.json, or a text like --describe's") from None
+            "RUN/best.json of a search, or a text like --describe's") from None
     if named and attn_type:
         # D13: "all linear" is all layers of the encoder, "all softmax" every attention; Sec. 4.5
         # does not say.
@@ -1498,7 +1498,7 @@ def evaluate_images(model, data, ranks):
     for images, labels in data.test_batches():
         own += torch.stack([model(images).argmax(1), labels], dim=1).tolist()
     classes, labels = torch.tensor(sum(gather(ranks, own), [])).T
-    print0(ranks, f"majority baseline {labels.bincount().max() / len(labels):.2%}")
+    print0(ranks, f"majority baseline {100 * labels.bincount().max() / len(labels):.2f}")
     return (classes == labels).double().mean().item(), classes.tolist()
 
 
@@ -1678,7 +1678,7 @@ def evaluate(cfg):
         # never taken from a folder: the model may have changed
         run.finish({metric: score, "latency": latency, "arch": cfg.arch})
         percent = score if metric == "bleu" else 100 * score
-        print0(ranks, f"{metric} {percent:.2f}% on {len(outputs)} test examples, "
+        print0(ranks, f"{metric} {percent:.2f} on {len(outputs)} test examples, "
                       f"latency {latency_text(latency, cfg)}")
         run.print_result(cfg, path.name)
 
