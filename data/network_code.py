@@ -284,8 +284,8 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
         if tokenizer.without_comma:
             encode = "split_commas(pieces, "
             parts.append(COMMAS)
-        keep = KEEP_QUESTION if spans else KEEP
-        parts.append(ENCODE.format(encode=encode, clean=clean, keep=keep))
+        parts.append(ENCODE.format(
+            encode=encode, clean=clean, keep=KEEP_QUESTION if spans else KEEP))
     parts += [*sources(home, *helpers, model), ATTENTION, *mixers]
     heads = f", len(LABELS), spans={spans}" if labels else ""
     classes = ", ".join(str(titles.get(layer, layer)) for layer in arch)

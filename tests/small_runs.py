@@ -91,6 +91,7 @@ class FakeTokenizer:
     starts_word = np.arange(1000) % 3 != 0  # every third token continues a word
     file_name = "spiece.model"
     lower = True
+    without_comma = False
     save = staticmethod(print)
 
 
