@@ -18,7 +18,7 @@ Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3
 Tour: search_space, leading, sub_model, train_step, pretrain, Predictor, propose, search. Skip at
       first: other models as a start, fine-tuning, flags.
 There are 22 departures from the paper, D1 to D22: grep -n '# D[0-9]' autotinybert.py
-A * marks a choice that the paper leaves open.
+A * marks a departure from the released code where the paper leaves the choice open.
 """
 import copy
 import dataclasses

@@ -19,7 +19,7 @@ Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, ev
          Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED   Sec. 7 -> Ranker.importance
          Sec. 8 -> --search_decoder              Fig. 3, Table 5 -> tests/claims
 Differs: in 31 places, D1 to D31: grep -n '# D[0-9]' mformer.py; MANUAL.md has the list.
-         A * marks a departure from the released code alone.
+         A * marks a departure from released code, not from the text of the paper.
 """
 import argparse
 import collections

@@ -142,7 +142,6 @@ TABLE = [
     # flags; more of them in test_cli.py
     ("albert --pretrain --corpus {corpus} --device cuda:99", "device cuda:99"),
     ("albert --pretrain --corpus {corpus} --hidden 30 --heads 4", "hidden 30"),
-    ("mformer --train --augment 0.1 0.9", "--augment: expected 3 arguments"),
     ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "leave these flags out"),
     (f"mformer --search {SEARCHES['mformer']} --layers 1 --ffn 16", "the rankers need 20"),
     (f"mformer --search {SEARCHES['mformer']} --latency_limit 1e-6",

