@@ -31,7 +31,6 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections import Counter, namedtuple
 from pathlib import Path
 from typing import Literal
@@ -48,10 +47,11 @@ from torch.utils.flop_counter import FlopCounterMode
 # --- configuration --------
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Config:
-    """Every knob. Its comment is the help text and ends in the range; a preset overrides the
-    default, a flag both."""
+    """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
+    override presets, and presets override defaults, which are those of the preset base. The command
+    line starts from the preset demo."""
     preset: str = "base"  # demo | base | large | xlarge | xxlarge | bert-base, -large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
     restart: bool = False  # delete the run in the run folder and start again
@@ -109,12 +109,6 @@ class Config:
     runs: int = 1  # of each task; the median is reported (D20) [>= 1]
     eval_every: int = 0  # steps between evaluations, of which the best counts; 0: up to 20 in all
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged
-    # no knobs: the flags that were given, the action, the file's name, flags that name what is read
-    # besides data
-    given = frozenset()
-    action = ""
-    program = "albert"
-    models = "init", "tokenizer", "ensemble"
 
 
 LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
@@ -135,6 +129,7 @@ PRESETS = {
     "bert-large": dict(LARGE, embedding=0, share="none"),
     "dry_run": dict(steps=2, dev_examples=32, train_examples=64, runs=1),
 }
+MODELS = "init", "tokenizer", "ensemble"  # flags that name models
 CLIP = 1.0  # largest gradient norm (official code)
 # D3*: 15% of the tokens are predicted, 77 of 512; the official code has at most 20
 MASKED = 0.15
@@ -329,9 +324,15 @@ class LanguageModel(nn.Module):
         self.order = nn.Linear(cfg.hidden, 2)
         init_weights(cfg.init_std, self.pooler, self.order)
 
-    def forward(self, ids, token_type_ids, lengths, masked_positions):
-        """MLM logits (B, M, V) at masked_positions (B, M), and order logits (B, 2)."""
-        x = self.encoder(ids, token_type_ids, lengths, masked_positions)  # (B, 1 + M, H)
+    def forward(self, batch):
+        """batch: ids, token_type_ids (B, T), masked_positions (B, M), and lengths (B,) unless there
+        is no padding. Returns MLM logits (B, M, V) at masked_positions and order logits (B, 2)."""
+        x = self.encoder(
+            batch["ids"],
+            batch["token_type_ids"],
+            batch.get("lengths"),
+            batch["masked_positions"],
+        )  # (B, 1 + M, H)
         embedding = self.encoder.token_embedding.weight
         pooled = torch.tanh(self.pooler(x[:, 0]))  # (B, H)
         return self.mlm(x[:, 1:], embedding), self.order(pooled)
@@ -483,8 +484,10 @@ def parts(cfg):
 def flops(cfg):
     """FLOPs of a forward pass over `length` tokens: matrix products, 2 a multiply-add."""
     ids = torch.zeros(1, cfg.length, dtype=torch.long, device="meta")
+    masked_positions = ids[:, :masked_count(cfg.length)]
+    batch = {"ids": ids, "token_type_ids": ids, "masked_positions": masked_positions}
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        LanguageModel(cfg).eval()(ids, ids, None, ids[:, :masked_count(cfg.length)])
+        LanguageModel(cfg).eval()(batch)
     return counter.get_total_flops()
 
 # --- objective ------------
@@ -635,14 +638,14 @@ def summed_loss(logits, labels):
 
 if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks, optimizer
     from common import cli, squad
-    from common.cli import Diverged, Stop, UserError
+    from common.cli import Stop, UserError
     from common.checkpoint import (
-        Checkpoint, keep_model, load_file, load_weights, read_init, read_json, save_file,
-        take_settings)
+        Checkpoint, RunFolder, keep_model, load_file, load_weights, read_json, read_run, save_file,
+        settings_from)
     from common.distributed import (
-        Pace, autocast, average_gradients, launch, layer_activations, move, no_sync_until, on_main,
-        per_second, prefetch, prepare_model, print0, print_device_use, progress, reduce_mean,
-        seed_everything, seed_of, send, set_accumulate, training_cost)
+        Means, Pace, autocast, fit_accumulate, launch, layer_activations, micro_batch_numbers, move,
+        no_sync_until, on_main, prefetch, prepare_model, print0, print_device_use, progress,
+        reduce_mean, seed_everything, seed_of, send, set_rate, total_over, training_cost)
     from common.finetune import (
         Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
         print_summary, run_jobs, summarise, write_outputs)
@@ -651,7 +654,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     # has a digit before a comma (data/text.py)
     # D24*: the lines of a document are joined and split into sentences, and a document ends after
     # 100,000 characters (data/text.py)
-    from data.inputs import open_run, open_tokenizer, words_after_training
+    from data.inputs import find_inputs, open_corpus, open_tokenizer, words_after_training
     from data.race import RaceTask
 
 
@@ -707,6 +710,14 @@ def schedule(step, steps, warmup):
     return step / warmup if step < warmup else 1 - step / steps
 
 
+def learning_rate(step, cfg):
+    """The learning rate of a step of pre-training (Sec. 4.1)."""
+    # D19: the learning rate is scaled with the square root of the batch size (You et al.); the
+    # paper has batches of 4,096 alone
+    peak = cfg.lr * math.sqrt(cfg.batch / 4096)
+    return peak * schedule(step, cfg.steps, round(cfg.warmup * cfg.steps))
+
+
 def cut_segments(corpus, cfg, objective, number, size):
     """The text of examples number .. number + size - 1 of the endless stream, as
     data.corpus.Segments."""
@@ -720,86 +731,42 @@ def cut_segments(corpus, cfg, objective, number, size):
 
 
 def language_batch(segments, tokenizer, cfg, objective, number, device):
-    """Segments as inputs and labels, on the device: ids, token_type_ids (B, T), lengths (B,) or
-    None, masked_positions and their labels (B, M), order (B,). number: of the first example, which
-    seeds the masks."""
+    """Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,) unless there is
+    no padding, masked_positions and their labels (B, M), order_labels (B,). Labels are -100 where
+    there is nothing to predict. number: of the first example, which seeds the masks."""
     seed = seed_of(cfg.seed, "mask", objective, number)
     generator = torch.Generator().manual_seed(seed)
     ids, token_type_ids, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     # T is rounded up, so that torch.compile and GPUs meet at most eight widths
     multiple = max(8, cfg.length // 8)
     width = math.ceil(int(lengths.max()) / multiple) * multiple
-    ids = ids[:, :width]
-    token_type_ids = token_type_ids[:, :width]
-    ids, masked_positions, labels = mask_tokens(ids, tokenizer, generator)
-    if (lengths == ids.shape[1]).all():
-        lengths = None  # GPUs have flash attention for full sequences only
-    return send((ids, token_type_ids, lengths, masked_positions, labels, order), device)
+    ids, masked_positions, labels = mask_tokens(ids[:, :width], tokenizer, generator)
+    batch = {
+        "ids": ids,
+        "token_type_ids": token_type_ids[:, :width],
+        "masked_positions": masked_positions,
+        "labels": labels,
+        "order_labels": order,
+    }
+    if (lengths < ids.shape[1]).any():  # GPUs have flash attention for full sequences only
+        batch["lengths"] = lengths
+    return send(batch, device)
 
 
-def train_step(step, network, model, optimizer, batches, sums, cfg, ranks):
-    """One step on the micro-batches of this process. Adds to sums (4,): both losses as they are
-    optimized, the fraction of sequences with an order, and the norm of the gradient."""
-    words = sum((labels != -100).sum() for *_, labels, _ in batches).float()
-    average_gradients((), ranks, words)  # masked tokens of a process
-    sequences = cfg.batch // ranks.size
-    numbers = range(ranks.rank, cfg.accumulate, ranks.size)
-    for number, (*inputs, labels, order) in zip(numbers, batches):
-        seed_everything(cfg.seed, "pretrain", step, number)  # dropout
-        last = number == numbers[-1]
-        with no_sync_until(network, ranks, last):  # one exchange a step
-            with autocast(cfg.dtype, ranks.device):
-                logits, order_logits = network(*inputs)
-            mlm_loss = summed_loss(logits.flatten(0, 1), labels.flatten()) / words
-            # sequences without an order (D1) count in the mean, as 0: the noise of few labels would
-            # outweigh the masked words
-            order_loss = summed_loss(order_logits, order) / sequences
-            losses = torch.stack([mlm_loss, order_loss])
-            losses.sum().backward()
-        sums[:2] += losses.detach()
-        sums[2] += (order != -100).sum() / sequences
-    # D6*: the mean gradient of the batch is clipped once; the official code clips the gradient of
-    # each replica and adds them
-    sums[3] += nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def remove_dropout(model):
-    """Sec. 4.8."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    torch.compiler.reset()  # compiled code with activation recomputation fails otherwise
-
-
-def log_losses(run, step, sums, steps, ranks, **more):
-    """Log the means of train_step's sums over so many steps; returns {"mlm_loss", "order_loss"}.
-    The order loss is the mean over sequences with an order, None if there are none. Raises
-    Diverged."""
-    mlm, order, labelled, norm = reduce_mean(ranks, *(sums / steps).tolist())
-    if not math.isfinite(mlm + order + norm):
-        raise Diverged(f"the loss or its gradient is NaN or infinite at step {step}")
-    losses = {"mlm_loss": mlm, "order_loss": order / labelled if labelled else None}
-    run.log("pretrain", step, loss=mlm + order, **losses, norm=norm, **more)
-    return losses
-
-
-def training_batches(data, cfg, ranks, start):
-    """Yield the list of the micro-batches of this process for each step from `start` on.
+def training_batches(data, cfg, ranks, begin):
+    """Yield the list of this process's micro-batches for each step from `begin` on.
 
     The sequences of a step are sorted by length into its --accumulate micro-batches, so that few
     are padded. Text, masks and dropout of a micro-batch are the same for any number of processes.
-    Each process takes every n-th, so that all have about as many tokens.
     """
     size = cfg.batch // cfg.accumulate
-    for step in range(start, cfg.steps):
+    for step in range(begin, cfg.steps):
         first = step * cfg.batch
         segments = cut_segments(data.train, cfg, cfg.objective, first, cfg.batch)
         lengths = segments.length_a + segments.length_b
         examples = lengths.argsort(stable=True).split(size)
         batches = []
-        for number in range(ranks.rank, cfg.accumulate, ranks.size):
+        for number in micro_batch_numbers(ranks, cfg.accumulate):
             batches.append(language_batch(
                 segments[examples[number]],
                 data.tokenizer,
@@ -811,58 +778,103 @@ def training_batches(data, cfg, ranks, start):
         yield batches
 
 
-def train_language_model(model, data, cfg, ranks, run, checkpoint, optimizer):
-    """Pre-training on data, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and
+def count_labels(batch):
+    """What the two losses of a step are divided by (2,): masked tokens, and all sequences. With few
+    labelled sequences (D1) a mean over these alone would outweigh the masked words by noise."""
+    masked_tokens = (batch["labels"] != -100).sum()
+    sequences = masked_tokens.new_tensor(len(batch["ids"]))
+    return torch.stack([masked_tokens, sequences])
+
+
+def summed_losses(network, batch, cfg):
+    """The losses of masked words and of sentence order (2,), summed over their labels (Sec. 3.1,
+    4.1)."""
+    with autocast(cfg.dtype, batch["ids"].device):
+        logits, order_logits = network(batch)
+    masked_words = summed_loss(logits.flatten(0, 1), batch["labels"].flatten())
+    order = summed_loss(order_logits, batch["order_labels"])
+    return torch.stack([masked_words, order])
+
+
+def train_step(step, network, optimizer, batches, cfg, ranks):
+    """One step on this process's micro-batches. Returns {name: tensor ()}, whose means over the
+    processes are both losses, the fraction of sequences with an order and the gradient norm."""
+    totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
+    totals = totals / ranks.size  # since gradients are averaged over the processes
+    losses = torch.zeros(2, device=ranks.device)
+    for number, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
+        seed_everything(cfg.seed, "pretrain", step, number)  # dropout
+        with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
+            loss = summed_losses(network, batch, cfg) / totals
+            loss.sum().backward()
+        losses += loss.detach()
+    # D6*: the mean gradient of the batch is clipped once; the official code clips the gradient of
+    # each replica and adds them
+    norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+    ordered = sum((batch["order_labels"] != -100).sum() for batch in batches) / totals[1]
+    return {"mlm_loss": losses[0], "order_loss": losses[1], "ordered": ordered, "norm": norm}
+
+
+def remove_dropout(model):
+    """Sec. 4.8."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    torch.compiler.reset()  # compiled code with activation recomputation fails otherwise
+
+
+def logged(means):
+    """What the log shows of Means: the order loss is the mean over the sequences with an order,
+    None without any."""
+    loss = means["mlm_loss"] + means["order_loss"]
+    ordered = means.pop("ordered")
+    order_loss = means["order_loss"] / ordered if ordered else None
+    return {"loss": loss, **means, "order_loss": order_loss}
+
+
+def train_language_model(model, data, cfg, run):
+    """Pre-train on data, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and
     Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
-    start = checkpoint.restore().get("step", 0)
+    ranks = run.ranks
+    optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
+    checkpoint = Checkpoint(
+        run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
+    begin = checkpoint.restore().get("step", 0)
     network = prepare_model(model, ranks, cfg.compile)
-    # D19: the learning rate is scaled with the square root of the batch size (You et al.); the
-    # paper has batches of 4,096 alone
-    peak = cfg.lr * math.sqrt(cfg.batch / 4096)
-    warmup = round(cfg.warmup * cfg.steps)
-    log_every = max(1, min(100, cfg.steps // 20))
-    sums = torch.zeros(4, device=ranks.device)
-    bar = progress(ranks, cfg.steps, "pretrain", start)
-    pace = Pace(ranks, cfg.save_minutes)
-    logged = start
-    tokens = 0
-    began = None
+    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    means = Means(ranks)
+    bar = progress(ranks, cfg.steps, "pretrain", begin)
     # a thread makes the next batches; it has random generators of its own
-    made = prefetch(training_batches(data, cfg, ranks, start))
-    for step, batches in enumerate(made, start):
+    for step, batches in enumerate(prefetch(training_batches(data, cfg, ranks, begin)), begin):
         model.train()
-        if cfg.dropout_steps and step == max(start, cfg.dropout_steps):
+        if cfg.dropout_steps and step == max(begin, cfg.dropout_steps):
             remove_dropout(model)
-        for group in optimizer.param_groups:
-            group["lr"] = peak * schedule(step, cfg.steps, warmup)
-        train_step(step, network, model, optimizer, batches, sums, cfg, ranks)
-        tokens += ranks.size * sum(ids.numel() for ids, *_ in batches)
+        rate = learning_rate(step, cfg)
+        set_rate(optimizer, rate)
+        numbers = train_step(step, network, optimizer, batches, cfg, ranks)
+        means.add(numbers, tokens=sum(batch["ids"].numel() for batch in batches))
         bar.update()
+
         done = step + 1
-        stop, save, log = pace()  # SIGTERM, --save_minutes or a minute have passed
-        saves = done % cfg.save_every == 0 or done == cfg.steps or stop or save
-        if done % log_every == 0 or saves or log:
-            rate = per_second(tokens, began)
-            dev = None
-            if done % cfg.save_every == 0 and done < cfg.steps:
-                # evaluated before it is saved: a resumed run repeats it
-                result = evaluate_language_model(model, data, cfg, ranks)
-                dev = {f"{name}_accuracy": result[name] for name in result["labels"]}
-            losses = log_losses(
-                run, done, sums, done - logged, ranks,
-                lr=group["lr"], tokens_per_second=rate, dev=dev)
-            bar.set_postfix(**losses, tok_s=rate or "-")
-            if cfg.dry_run:
-                print_device_use(ranks, rate, flops(cfg) / cfg.length)
-            sums.zero_()
-            logged = done
-            tokens = 0
-            began = time.perf_counter()
-        if saves:
+        stop, save, log = pace(done)
+        dev = {}
+        if done % cfg.save_every == 0 and done < cfg.steps:
+            # evaluated before it is saved: a resumed run repeats it
+            result = evaluate_language_model(model, data, cfg, ranks)
+            dev = {f"{name}_accuracy": result[name] for name in result["labels"]}
+        if log:
+            values = logged(means.take(done))
+            run.log("pretrain", done, lr=rate, dev=dev, **values)
+            bar.set_postfix(loss=values["loss"], tok_s=values["tokens_per_second"])
+        if save:
             checkpoint.save(step=done)
         if stop:
             raise Stop
     bar.close()
+    if cfg.dry_run:
+        print_device_use(ranks, values["tokens_per_second"], flops(cfg) / cfg.length)
 
 
 def first_token_baseline(data, cfg):
@@ -907,13 +919,14 @@ def evaluate_language_model(model, data, cfg, ranks):
         labelled = 0
         for number in range(ranks.rank * EVALUATED, cfg.dev_examples, ranks.size * EVALUATED):
             segments = cut_segments(data.dev, cfg, objective, number, EVALUATED)
-            *inputs, labels, order = language_batch(
+            batch = language_batch(
                 segments, data.tokenizer, cfg, objective, number, ranks.device)
             with autocast(cfg.dtype, ranks.device):
-                logits, order_logits = model(*inputs)
+                logits, order_logits = model(batch)
+            labels = batch["labels"]
             if name != "mlm":
                 logits = order_logits
-                labels = order
+                labels = batch["order_labels"]
             correct += (logits.argmax(-1) == labels).sum()
             labelled += (labels != -100).sum()
         correct, labelled = reduce_mean(ranks, correct, labelled)
@@ -922,53 +935,19 @@ def evaluate_language_model(model, data, cfg, ranks):
     return result
 
 
-def open_inputs(cfg, ranks, action, *needs, **tasks):
-    """Complete cfg and open what a training reads: (Pretrained or None, RunFolder, Data). Nothing
-    changes cfg afterwards."""
-    source = from_pretrained(cfg)
-    if action == "pretrain":
-        set_accumulate(cfg, ranks)
-        if cfg.dry_run:
-            cfg.batch = min(cfg.batch, 8 * cfg.accumulate)
-    run, data = open_run(cfg, action, ranks, *needs, **tasks)
-    if source and data.tokenizer:
-        size = len(source.weights["encoder.token_embedding.weight"])
-        # a released model may have up to 127 more than its tokenizer
-        if not size - 128 < data.tokenizer.vocab_size <= size:
-            raise UserError(f"{data.tokenizer.path}: the model of --init has {size} tokens; give "
-                            "its own vocabulary with --tokenizer")
-        cfg.vocab_size = size
-    run.save_settings(cfg)
-    return source, run, data
-
-
-def pretrain(cfg):
+def pretrain(cfg, command):
     """Pre-train (Sec. 4.1)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source, run, data = open_inputs(cfg, ranks, "pretrain", "corpus")
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        inputs = find_inputs(cfg, command, ranks, ["corpus"], models=MODELS)
+        run = RunFolder(cfg, command, ranks, reads=inputs.files)
         if not run.finished:
-            check_pairs(data, cfg)
-            seed_everything(cfg.seed, "pretrain", "weights")
-            model = LanguageModel(cfg)
-            order_head = nn.ModuleList([model.pooler, model.order])
-            order_head.requires_grad_(cfg.objective != "none")  # D5
-            start = start_from(model, source) if source else "from scratch"
-            print0(ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps")
-            model.to(ranks.device)
-            optimizer = Lamb(
-                model.parameters(),
-                cfg.lr,
-                weight_decay=cfg.weight_decay)
-            checkpoint = Checkpoint(
-                run.folder / "checkpoint.pt", ranks,
-                model=model,
-                optimizer=optimizer)
-            train_language_model(model, data, cfg, ranks, run, checkpoint, optimizer)
-            result = evaluate_language_model(model, data, cfg, ranks)
-            baselines = {"mlm": data.dev.commonest()}
-            if cfg.objective != "none":
-                baselines |= first_token_baseline(data, cfg)
-            run.finish({**result, "baselines": baselines})
+            cfg = dataclasses.replace(cfg, **inputs.flags)
+            data = open_corpus(cfg, command, ranks, run.folder)
+            cfg = resolve_vocabulary(cfg, source, data.tokenizer)
+            run.save_settings(cfg)
+            run.finish(pretrain_language_model(source, data, cfg, run))
         result = run.finished
         for name, baseline in result["baselines"].items():
             kind = "majority" if name == "mlm" else "first-token"
@@ -976,8 +955,25 @@ def pretrain(cfg):
                 print0(ranks, f"held-out {name} accuracy {result[name]:.1%} of "
                               f"{result['labels'][name]} "
                               f"({kind} baseline {baseline:.1%})")
-        words = words_after_training(cfg, run.folder)
-        run.print_result(cfg, "checkpoint.pt", *words)
+        run.print_result(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder))
+
+
+def pretrain_language_model(source, data, cfg, run):
+    """Make the model, train and evaluate it; returns its scores and their baselines."""
+    check_pairs(data, cfg)
+    seed_everything(cfg.seed, "pretrain", "weights")
+    model = LanguageModel(cfg)
+    order_head = nn.ModuleList([model.pooler, model.order])
+    order_head.requires_grad_(cfg.objective != "none")  # D5
+    start = start_from(model, source) if source else "from scratch"
+    print0(run.ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps")
+    model.to(run.ranks.device)
+    train_language_model(model, data, cfg, run)
+    result = evaluate_language_model(model, data, cfg, run.ranks)
+    baselines = {"mlm": data.dev.commonest()}
+    if cfg.objective != "none":
+        baselines |= first_token_baseline(data, cfg)
+    return {**result, "baselines": baselines}
 
 
 def check_pairs(data, cfg):
@@ -993,46 +989,76 @@ def check_pairs(data, cfg):
 
 # Weights to start from
 
-# weights: by our names; task: the task whose head is among them, or ""
-Pretrained = namedtuple("Pretrained", "path weights task")
+# settings: of the model; weights: by our names; task: the task whose head is among them, or ""
+Pretrained = namedtuple("Pretrained", "path settings weights task")
 SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
          "activation", "positions")  # taken from --init
 FREE = ("layers", "init_std", "dropout", "recipe")  # taken from --init, unless a flag differs
 HEADS = ("head", "span", "answer")
 
 
-def from_pretrained(cfg):
-    """The model of --init as Pretrained, None without --init: of a run folder of ours, a task's
-    folder in one, or a Hugging Face folder. cfg takes its shape, tokenizer and recipe. UserError if
-    a flag contradicts it, if no model has this shape, or if its inputs are too long."""
-    weights = None
+def load_pretrained(cfg, command):
+    """The model of --init as Pretrained: of a run folder of ours, a task's folder in one, or a
+    Hugging Face folder. None without --init. UserError if the action needs one."""
+    if not cfg.init:
+        if command.action in ("predict", "export") or (
+                command.action == "finetune" and not cfg.ensemble):
+            raise UserError(f"--{command.action} needs --init, a model")
+        return None
+    config = read_json(Path(cfg.init) / "config.json", dict, "name a run or a Hugging Face folder")
+    if "model_type" not in config:
+        record, owned = read_run(cfg.init, cfg, command.program, ("pretrain", "finetune"))
+        task = next(iter(owned.keys() - {"model", "optimizer"}), "")
+        return Pretrained(cfg.init, record["settings"], owned[task or "model"], task)
     try:
-        if cfg.init:
-            config = read_json(Path(cfg.init) / "config.json", dict,
-                               "name a run or a Hugging Face folder")
-            if "model_type" in config:
-                settings = hf_models.albert_settings(config)
-                v2 = not settings["dropout"] and settings["activation"] == "gelu_new"
-                settings["recipe"] = config.get("recipe", "v2" if v2 else "table14")
-                take_settings(cfg, settings, cfg.init, SHAPE, FREE)
-                cfg.tokenizer = cfg.tokenizer or cfg.init
-                weights, task = hf_models.read_albert(cfg.init, config, cfg.groups)
-            else:
-                owned = read_init(cfg, {"pretrain": SHAPE, "finetune": SHAPE}, FREE)
-                task = next(iter(owned.keys() - {"model", "optimizer"}), "")
-                weights = owned[task or "model"]
-        elif cfg.action in ("predict", "export") or (
-                cfg.action == "finetune" and not cfg.ensemble):
-            raise UserError(f"--{cfg.action} needs --init, a model")
-        check_shape(cfg)
+        settings = hf_models.albert_settings(config)
+        v2 = not settings["dropout"] and settings["activation"] == "gelu_new"
+        settings["recipe"] = config.get("recipe", "v2" if v2 else "table14")
+        weights, task = hf_models.read_albert(cfg.init, config, settings["groups"])
     except (KeyError, ValueError) as error:
+        raise UserError(f"{cfg.init}: {error}") from None
+    return Pretrained(cfg.init, settings, weights, task)
+
+
+def resolve(cfg, command, ranks, source):
+    """The settings of a run: those that follow from the model of --init, the action and the number
+    of processes are filled in. UserError if a flag contradicts the model, if no model has this
+    shape, or if its inputs are too long. Only the data's paths and the size of the vocabulary are
+    filled in later, since the vocabulary may be made in the run folder."""
+    changes = {}
+    if source:
+        changes |= settings_from(cfg, command, source.settings, source.path, SHAPE, FREE)
+        changes["tokenizer"] = cfg.tokenizer or source.path
+    if command.action == "pretrain":
+        accumulate = fit_accumulate(cfg, command, ranks)
+        changes["accumulate"] = accumulate
+        if cfg.dry_run:
+            changes["batch"] = min(cfg.batch, 8 * accumulate)
+    cfg = dataclasses.replace(cfg, **changes)
+    try:
+        check_shape(cfg)
+    except ValueError as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
-    text = cfg.action in ("pretrain", "describe")
-    longest = cfg.length if text else cfg.finetune_length or 0
+    longest = cfg.finetune_length or 0
+    if command.action in ("pretrain", "describe"):
+        longest = cfg.length
     if longest > cfg.positions:
         raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
                         f"pre-train with --positions {longest}")
-    return Pretrained(cfg.init, weights, task) if weights else None
+    return cfg
+
+
+def resolve_vocabulary(cfg, source, tokenizer):
+    """The settings with the size of the vocabulary: the tokenizer's, or that of the embedding of
+    --init."""
+    size = tokenizer.vocab_size
+    if source:
+        size = len(source.weights["encoder.token_embedding.weight"])
+        # a released model may have up to 127 more than its tokenizer
+        if not size - 128 < tokenizer.vocab_size <= size:
+            raise UserError(f"{tokenizer.path}: the model of --init has {size} tokens; give its "
+                            "own vocabulary with --tokenizer")
+    return dataclasses.replace(cfg, vocab_size=size)
 
 
 def start_from(model, source, task=""):
@@ -1050,16 +1076,17 @@ def start_from(model, source, task=""):
     return load_weights(model, weights, source.path, HEADS)
 
 
-def export(cfg, folder):
+def export(cfg, command):
     """Write the model of --init as a Hugging Face folder."""
-    source = from_pretrained(cfg)
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
     start_from(LanguageModel(cfg), source)  # a check
     config = read_json(Path(cfg.init) / "config.json")
     length = config.get("settings", config).get("finetune_length")  # for --predict
     cfg = dataclasses.replace(cfg, finetune_length=length)
     tokenizer = open_tokenizer(cfg)
     print(hf_models.write_albert(
-        folder, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer))
+        command.value, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer))
 
 
 # Fine-tuning (App. A.4). A job is one run of one task
@@ -1083,7 +1110,6 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
 }
 DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning rates of Table 14
     lr=1e-3, batch=16, epochs=2, steps=0, warmup=0.1, dropout=0.0)
-Config.writes = tuple(TABLE14)  # --restart deletes a run's folders of tasks
 KINDS = {"RACE": "race", "SQuAD1.1": "squad", "SQuAD2.0": "squad"}  # other tasks are in --glue
 
 
@@ -1151,20 +1177,22 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
             outputs = {split: task.answers(each)._asdict() for split, each in outputs.items()}
         save_file(folder / "predictions.pt",  # for --ensemble
                   {"examples": seed_of(task.examples["dev"]), **outputs})
-        keep_model(folder, "finetune", cfg, tokenizer, **{task.name: model})
+        keep_model(folder, run.command, cfg, tokenizer, **{task.name: model})
     return result
 
 
-def answer(cfg, path):
+def answer(cfg, command):
     """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        source = from_pretrained(cfg)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg)
-        task = open_file(path, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
+        task = open_file(command.value, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask},
+                         source.task, command)
         model = task_model(task, cfg).to(ranks.device)
         print0(ranks, start_from(model, source, task.name))
         outputs = predict(model, task, *task.splits, cfg, ranks.device)
-        print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
+        print0(ranks, on_main(ranks, answer_file, command.value, cfg, task, outputs, command))
 
 
 def ensemble_job(task, cfg, folder):
@@ -1212,45 +1240,59 @@ def average_predictions(kind, several):
     return result
 
 
-def finetune(cfg, words):
+def finetune(cfg, command):
     """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and
     MRPC (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(words, TABLE14)
+        names = parse_tasks(command.value, TABLE14)
         if cfg.ensemble and cfg.init:
             raise UserError("--ensemble trains nothing; leave --init out")
         if cfg.ensemble:
-            cfg.tokenizer = str(Path(cfg.ensemble[0]) / names[0])
-        needs = sorted({KINDS.get(name, "glue") for name in names})
-        source, run, data = open_inputs(cfg, ranks, "finetune", "tokenizer", *needs, tasks=names)
+            tokenizer = str(Path(cfg.ensemble[0]) / names[0])
+            cfg = dataclasses.replace(cfg, tokenizer=tokenizer)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        flags = sorted({KINDS.get(name, "glue") for name in names})
+        inputs = find_inputs(cfg, command, ranks, flags, names, MODELS)
+        identity = {"tasks": names, **dataclasses.asdict(cfg)}
+        run = RunFolder(cfg, command, ranks, identity, inputs.files, writes=(*TABLE14,))
         print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
-        jobs = {f"{name}-{number}": name
-                for name in names for number in range(cfg.runs)}
-
-        @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
-        def task(name):
-            return open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask})
-
-        def work(job, mnli):
-            name, number = job.rsplit("-", 1)
-            folder = run.folder / "jobs" / job
-            if cfg.ensemble:
-                return ensemble_job(task(name), cfg, folder)
-            start = source
-            if mnli:
-                weights = load_file(mnli / "checkpoint.pt")["owned"]["MNLI"]
-                start = Pretrained(mnli, weights, "MNLI")
-            return train_task(task(name), int(number), start, cfg, data.tokenizer, folder, run)
-
         if not run.finished:
-            results = run_jobs(ranks, run.folder, jobs, work)
+            cfg = dataclasses.replace(cfg, **inputs.flags)
+            tokenizer = open_tokenizer(cfg)
+            on_main(ranks, tokenizer.save, run.folder)
+            cfg = resolve_vocabulary(cfg, source, tokenizer)
+            run.save_settings(cfg)
+            results = finetune_tasks(names, source, tokenizer, cfg, run)
             run.finish(on_main(ranks, summarise, run.folder, results))
         print_summary(run, cfg)
 
 
-def describe(cfg):
+def finetune_tasks(names, source, tokenizer, cfg, run):
+    """The results of all runs of the tasks."""
+    jobs = {f"{name}-{number}": name for name in names for number in range(cfg.runs)}
+
+    @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
+    def task(name):
+        return open_task(name, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask})
+
+    def work(job, mnli):
+        name, number = job.rsplit("-", 1)
+        folder = run.folder / "jobs" / job
+        if cfg.ensemble:
+            return ensemble_job(task(name), cfg, folder)
+        start = source
+        if mnli:
+            weights = load_file(mnli / "checkpoint.pt")["owned"]["MNLI"]
+            start = Pretrained(mnli, source.settings, weights, "MNLI")
+        return train_task(task(name), int(number), start, cfg, tokenizer, folder, run)
+
+    return run_jobs(run.ranks, run.folder, jobs, work)
+
+
+def describe(cfg, command):
     """The model as JSON, and what its training takes."""
-    from_pretrained(cfg)
+    cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
     by_part = parts(cfg)
     total = sum(by_part.values())
     forward = flops(cfg)

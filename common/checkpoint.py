@@ -20,12 +20,13 @@ import sys
 import time
 import warnings
 import zipfile
+from collections import namedtuple
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from common.cli import Stop, UserError
+from common.cli import Command, Stop, UserError
 from common.distributed import (
     broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host,
     uninterrupted)
@@ -268,19 +269,28 @@ class RunFolder:
 
     settings: what is compared with the folder's, except NOT_COMPARED; default: all of cfg. reads:
     {flag: files and folders that the run reads}. Their fingerprints are compared, unless the
-    commands before read nothing of the flag: a search can run one phase at a time.
+    commands before read nothing of the flag: a search can run one phase at a time. compared:
+    settings of NOT_COMPARED that are compared all the same. writes: further names that --restart
+    deletes.
     """
 
-    def __init__(self, cfg, action, ranks, settings=None, reads=None):
+    def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=()):
+        if isinstance(command, str):  # of a file that changes its settings
+            command = Command(cfg.program, command, given=cfg.given)
+            compared = getattr(cfg, "compared", ())
+            writes = getattr(cfg, "writes", ())
+        self.command = command
+        self.writes = writes
         self.folder = Path(cfg.out)
         self.ranks = ranks
         self.began = time.time()
         asked = as_json(settings or dataclasses.asdict(cfg))
-        self.record = {"program": cfg.program, "action": action, "settings": {**asked},
+        self.record = {"program": command.program, "action": command.action,
+                       "settings": {**asked},
                        "asked": asked, "dry_run": cfg.dry_run, "argv": sys.argv,
                        "processes": ranks.size,
                        **environment()}
-        self.compared = asked.keys() - (NOT_COMPARED - {*getattr(cfg, "compared", ())})
+        self.compared = asked.keys() - (NOT_COMPARED - {*compared})
         writer = tensorboard_writer() if asked.get("tensorboard") else None
         self.new = on_main(ranks, self._open, cfg, reads or {})
         ranks.cleanup.push(self._discard)
@@ -305,7 +315,7 @@ class RunFolder:
         old = read_json(config, dict) if config.exists() else {}
         same = all(old.get(key) == self.record[key] for key in ("program", "action", "dry_run"))
         if not same and any(each.name != LOCK for each in self.folder.glob("*")):
-            raise UserError(f"{self.folder}: no run folder of {cfg.program}.py "
+            raise UserError(f"{self.folder}: no run folder of {self.command.program}.py "
                             f"--{self.record['action']}; choose another --out")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock(self.folder / LOCK)
@@ -313,7 +323,7 @@ class RunFolder:
         self.record["read"] = {flag: fingerprints(paths) for flag, paths in reads.items()}
         new = cfg.restart or not self._content()
         if cfg.restart:
-            self._clear(getattr(cfg, "writes", ()))
+            self._clear(self.writes)
         elif not new:
             self._check_same(old)
             self.record = old | {"read": old["read"] | self.record["read"]}
@@ -410,11 +420,11 @@ class RunFolder:
                            f"best: {self.folder / best}")
         if not words or cfg.dry_run:
             return
-        for name in [name for name in same if name in cfg.given]:
+        for name in [name for name in same if name in self.command.given]:
             value = getattr(cfg, name)
             values = value if isinstance(value, tuple) else [value]
             words = [*words, f"--{name}", *([] if value is True else values)]
-        print0(self.ranks, f"next: python {cfg.program}.py {shlex.join(map(str, words))}")
+        print0(self.ranks, f"next: python {self.command.program}.py {shlex.join(map(str, words))}")
 
 
 class Checkpoint:
@@ -501,47 +511,63 @@ def finite(weights, path):
     return weights
 
 
-def take_settings(cfg, settings, source, names, also=()):
-    """Copy settings of a model into cfg: `names`, where a flag that differs is a UserError, and
-    `also`, which a flag overrides."""
+def settings_from(cfg, command, settings, source, names, also=()):
+    """What a Config takes of a model's settings, as {name: value}: `names`, where a flag that
+    differs is a UserError, and `also`, which a flag overrides."""
+    taken = {}
     for name in (*names, *also):
         value = settings[name]
         if isinstance(value, list):
             value = tuple(value)
-        if name in names and name in cfg.given and getattr(cfg, name) != value:
+        given = name in command.given
+        if name in names and given and getattr(cfg, name) != value:
             raise UserError(f"--{name} {getattr(cfg, name)}: {source} has {value}; "
                             f"leave --{name} out")
-        if name in names or name not in cfg.given:
-            setattr(cfg, name, value)
+        if name in names or not given:
+            taken[name] = value
+    return taken
 
 
-def read_init(cfg, names, also=()):
-    """What the newest checkpoint of the run folder cfg.init owns: {"model" or another name:
-    weights}.
+def take_settings(cfg, settings, source, names, also=()):
+    """settings_from for a Config that may be changed."""
+    for name, value in settings_from(cfg, cfg, settings, source, names, also).items():
+        setattr(cfg, name, value)
 
-    names: {action that may have made it: the settings that cfg takes}, where a flag that
-    differs is a UserError. also: settings that a flag overrides. The tokenizer is the folder's
-    unless one is given.
-    """
-    folder = Path(cfg.init)
+
+# a run folder's record, config.json, and what its newest checkpoint owns, {name: weights}
+Run = namedtuple("Run", "record owned")
+
+
+def read_run(path, cfg, program, actions):
+    """The Run of a folder that one of the actions of this program made. Raises UserError for any
+    other folder."""
+    folder = Path(path)
     config = folder / "config.json"
     record = read_json(config, dict) if config.exists() else {}
-    action = record.get("action")
-    if action not in names or record["program"] != cfg.program:
-        raise UserError(f"{folder}: no run folder of {cfg.program}.py --{' or --'.join(names)}; "
+    if record.get("action") not in actions or record["program"] != program:
+        raise UserError(f"{folder}: no run folder of {program}.py --{' or --'.join(actions)}; "
                         "name another")
     if dataclasses.asdict(cfg).keys() - record["settings"].keys():
         raise UserError(f"{folder}: made by another version of this program; name another run")
-    take_settings(cfg, record["settings"], folder, names[action], also)
-    cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(folder)
-    path, state = newest(folder / "checkpoint.pt")
-    if not path:
+    newest_path, state = newest(folder / "checkpoint.pt")
+    if not newest_path:
         raise UserError(f"{folder}: no checkpoint.pt; of a fine-tuning name one of its models, "
                         f"{folder}/TASK; else let the run save first")
     if not (folder / "done.json").exists():
         warnings.warn(f"{folder}: not finished; its newest checkpoint is used")
-    return {name: model if name == "optimizer" else finite(model, folder)
-            for name, model in state["owned"].items()}
+    owned = {name: model if name == "optimizer" else finite(model, folder)
+             for name, model in state["owned"].items()}
+    return Run(record, owned)
+
+
+def read_init(cfg, names, also=()):
+    """What the newest checkpoint of the run folder cfg.init owns, for a Config that may be changed.
+    names: {action that may have made it: the settings that cfg takes}, also: those that a flag
+    overrides. The tokenizer is the folder's unless one is given."""
+    run = read_run(cfg.init, cfg, cfg.program, names)
+    take_settings(cfg, run.record["settings"], cfg.init, names[run.record["action"]], also)
+    cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(Path(cfg.init))
+    return run.owned
 
 
 @torch.no_grad()
@@ -566,17 +592,19 @@ def load_weights(model, weights, source, heads=()):
             f"ignored: {', '.join(ignored) or 'none'}")
 
 
-def keep_model(folder, action, cfg, tokenizer, **owned):
+def keep_model(folder, command, cfg, tokenizer, **owned):
     """Write a folder that read_init reads: config.json, the tokenizer's file, checkpoint.pt,
     done.json. owned: {name: module, or weights by name}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here
         left.unlink()
+    if isinstance(command, str):  # of a file that changes its settings
+        command = Command(cfg.program, command)
     tokenizer.save(folder)
     settings = dataclasses.asdict(cfg)
     write_json(folder / "config.json",
-               {"program": cfg.program, "action": action, "settings": settings})
+               {"program": command.program, "action": command.action, "settings": settings})
     states = {name: to_host(each.state_dict() if hasattr(each, "state_dict") else each)
               for name, each in owned.items()}
     save_file(folder / "checkpoint.pt", {"values": {}, "owned": states})

@@ -45,6 +45,19 @@ class Diverged(Exception):
     """A loss, a gradient or a prediction became NaN or infinite."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """What a command line says besides settings.
+
+    program: name of the paper file. action: what it does, with its value, "" for an action without
+    one. given: names of the flags that were given; other settings may follow from --init or data.
+    """
+    program: str
+    action: str
+    value: str = ""
+    given: frozenset = frozenset()
+
+
 @functools.cache
 def field_comments(config_class):
     """{field: its trailing comment} of a dataclass, read from the source."""
@@ -149,9 +162,8 @@ def make_parser(config_class, presets, preset, actions, description):
 
 
 def parse(config_class, presets, actions, description, argv=None):
-    """Parse a paper file's command line: (action, its value or True, config), (None, None, config)
-    without an action, after printing the help. A mistake ends the program in one line, exit status
-    2."""
+    """Parse a paper file's command line: (Command, config), or (None, None) without an action, after
+    printing the help. A mistake ends the program in one line, exit status 2."""
     names = [name for name in presets if name != "dry_run"]
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default=PRESET, choices=names)
@@ -162,53 +174,61 @@ def parse(config_class, presets, actions, description, argv=None):
         if isinstance(values, list):
             several = isinstance(getattr(config_class, name, None), tuple)
             given[name] = tuple(values) if several else ",".join(values)
-    action = value = None
-    for name in actions:
-        if f"action_{name}" in given:
-            action = name
-            value = given.pop(f"action_{name}")
+    action, = [name for name in actions if f"action_{name}" in given] or [None]
     if action is None:
         if given:
             parser.error(f"these flags need an action: --{', --'.join(actions)}")
         parser.print_help()
-    return action, value, make_config(config_class, presets, preset, action, actions, given)
+        return None, None
+    value = given.pop(f"action_{action}")
+    program = Path(inspect.getsourcefile(config_class)).stem
+    command = Command(program, action, "" if value is True else value, frozenset(given))
+    return command, make_config(config_class, presets, preset, command, actions, given)
 
 
-def make_config(config_class, presets, preset, action, actions, given):
+def make_config(config_class, presets, preset, command, actions, given):
     """The config of a preset, an action and the given flags."""
+    action = command.action
     settings = {"preset": preset}
     for name in (preset, "dry_run") if given.get("dry_run") else (preset,):
         settings |= presets[name] | presets[name].get(action, {})
     settings = {name: value for name, value in settings.items() if name not in actions}
-    config = config_class(**{**settings, **given})
-    config.given = frozenset(given)
-    config.action = action
-    config.program = Path(inspect.getsourcefile(config_class)).stem
+    settings |= given
+    settings["out"] = settings.get("out") or f"runs/{command.program}-{action}-{preset}"
+    if settings.get("dry_run"):  # a folder of its own, made again each time
+        settings["out"] = settings["out"].rstrip("/") + "-dry"
+        settings["restart"] = True
+    config = config_class(**settings)
     check_ranges(config)
-    config.out = config.out or f"runs/{config.program}-{action}-{preset}"
-    if config.dry_run:  # a folder of its own, made again each time
-        config.out = config.out.rstrip("/") + "-dry"
-        config.restart = True
     return config
 
 
 def start(config_class, presets, actions, description, check=None, argv=None):
     """Parse the command line of a paper file and run its action; returns the exit status.
 
-    config_class: dataclass with the fields preset, out, restart and dry_run. presets: {preset:
-    {field: value, ACTION: {field: value, ...}}}, the inner ones for that action alone;
+    config_class: frozen dataclass with the fields preset, out, restart and dry_run. presets:
+    {preset: {field: value, ACTION: {field: value, ...}}}, the inner ones for that action alone;
     presets["dry_run"] overrides the preset with --dry_run. actions: {name: (function, help)}, or
-    (function, help, METAVAR) where the action takes a value, called as function(config) or
-    function(config, value). The config's attribute `given` names the given flags, `action` the
-    action, `program` the file. check(config, action): what else the file refuses.
+    (function, help, METAVAR) where the action takes a value. An action is called as
+    function(config, command). check(config, command): what else the file refuses.
     """
-    action, value, config = parse(config_class, presets, actions, description, argv)
-    if action is None:
+    command, config = parse(config_class, presets, actions, description, argv)
+    if command is None:
         return 0
-    if check:
-        check(config, action)
+    function = actions[command.action][0]
+    if not config_class.__dataclass_params__.frozen:  # a file that changes its settings
+        config.given, config.action = command.given, command.action
+        config.program = command.program
+        if check:
+            check(config, command.action)
+        value = [command.value] if len(actions[command.action]) > 2 else []
+        run = functools.partial(function, config, *value)
+    else:
+        if check:
+            check(config, command)
+        run = functools.partial(function, config, command)
     try:
-        actions[action][0](config, *([] if value is True else [value]))
+        run()
     except Stop:
         print("stopped; the same command continues", file=sys.stderr)
         return STOPPED

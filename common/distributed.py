@@ -1,13 +1,15 @@
 """Processes and randomness: what a training loop needs around it, so that the loop stays plain.
 
     with launch(cfg.device, cfg.dtype) as ranks:          # torchrun or plain python, CPU or CUDA
-        run = RunFolder(cfg, "pretrain", ranks)           # common/checkpoint.py
+        run = RunFolder(cfg, command, ranks, files)       # common/checkpoint.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-        start = checkpoint.restore().get("step", 0)
-        pace = Pace(ranks, cfg.save_minutes)
-        for step in range(start, cfg.steps):
+        begin = checkpoint.restore().get("step", 0)
+        pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+        means = Means(ranks)
+        for step in range(begin, cfg.steps):
             seed_everything(cfg.seed, "pretrain", step)   # no generator has to be saved
-            stop, save, log = pace()                      # SIGTERM, --save_minutes, a minute
+            means.add(train_step(...), tokens)
+            stop, save, log = pace(step + 1)              # SIGTERM, --save_minutes, a minute
 
 Randomness is a function of (seed, phase, step, micro-batch) and not of what was drawn before: a
 checkpoint holds no state of generators, a resumed run repeats an uninterrupted one, and the number
@@ -31,7 +33,7 @@ import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from common.cli import Stop, UserError
+from common.cli import Diverged, Stop, UserError
 
 
 @dataclasses.dataclass
@@ -162,15 +164,38 @@ def micro_batch_range(ranks, accumulate):
     return range(ranks.rank * count, (ranks.rank + 1) * count)
 
 
-def set_accumulate(cfg, ranks):
-    """Raise --accumulate, unless it was given, to a multiple of the number of processes. Masks and
+def micro_batch_numbers(ranks, accumulate):
+    """The numbers of this process's micro-batches, of `accumulate` in all processes: every n-th, so
+    that all processes have micro-batches of about the same lengths."""
+    return range(ranks.rank, accumulate, ranks.size)
+
+
+def fit_accumulate(cfg, command, ranks):
+    """--accumulate, raised to a multiple of the number of processes unless it was given. Masks and
     dropout depend on it, so it is a setting of the run. UserError where the processes or the batch
     do not fit it."""
-    if "accumulate" not in cfg.given:
-        cfg.accumulate = math.lcm(cfg.accumulate, ranks.size)
-    micro_batch_range(ranks, cfg.accumulate)
-    if cfg.batch % cfg.accumulate:
-        raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
+    accumulate = cfg.accumulate
+    if "accumulate" not in command.given:
+        accumulate = math.lcm(accumulate, ranks.size)
+    if accumulate % ranks.size:
+        raise UserError(f"--accumulate {accumulate}: must be a multiple of the {ranks.size} "
+                        "processes")
+    if cfg.batch % accumulate:
+        raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {accumulate}")
+    return accumulate
+
+
+def set_accumulate(cfg, ranks):
+    """fit_accumulate of a Config that may be changed."""
+    cfg.accumulate = fit_accumulate(cfg, cfg, ranks)
+
+
+def total_over(ranks, values):
+    """The sum over the processes of a tensor on their devices."""
+    if ranks.size > 1:
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
 
 
 def average_gradients(parameters, ranks, *numbers):
@@ -392,15 +417,23 @@ def stopping(ranks):
 
 
 class Pace:
-    """When a loop logs, saves and stops, by the clock of rank 0: a call in each step returns (stop,
-    save, log), the same on every rank."""
+    """When a loop logs, saves and stops: a call with the number of steps that are done returns
+    (stop, save, log), the same on every rank.
 
-    def __init__(self, ranks, save_minutes=0):
+    It saves after each `save_every` steps, after the last one, after SIGTERM and every
+    `save_minutes`; it logs twenty times or more, at least each 100 steps and each minute, and
+    whenever it saves. The clock is rank 0's.
+    """
+
+    def __init__(self, ranks, save_minutes=0, steps=0, save_every=0):
         self.ranks = ranks
+        self.steps = steps
+        self.save_every = save_every or math.inf
+        self.log_every = max(1, min(100, steps // 20))
         self.save_seconds = 60 * save_minutes or math.inf
         self.saved = self.logged = self.called = time.monotonic()
 
-    def __call__(self):
+    def __call__(self, done=None):
         global _step_seconds
         now = time.monotonic()
         _step_seconds = now - self.called
@@ -412,7 +445,51 @@ class Pace:
             self.saved = now
         if log:
             self.logged = now
+        if done is not None:
+            save = save or stop or done % self.save_every == 0 or done == self.steps
+            log = log or save or done % self.log_every == 0
         return stop, save, log
+
+
+class Means:
+    """Means of what train_step returns, over the steps since the last take() and over the
+    processes. A GPU is not waited for before take()."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+        self.began = None  # the first steps, which may compile, have no speed
+        self._reset()
+
+    def _reset(self):
+        self.sums = {}
+        self.steps = 0
+        self.tokens = 0
+
+    def add(self, numbers, tokens):
+        """numbers: {name: tensor ()} of one step. tokens: how many this process trained on."""
+        for name, value in numbers.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.steps += 1
+        self.tokens += tokens
+
+    def take(self, step):
+        """{name: mean, "tokens_per_second": of all processes, None at first}. Raises Diverged, with
+        the step, where a mean is NaN or infinite, on every rank."""
+        sums = torch.stack([*self.sums.values()]) / self.steps
+        means = dict(zip(self.sums, reduce_mean(self.ranks, *sums.tolist())))
+        speed = per_second(self.ranks.size * self.tokens, self.began)
+        self._reset()
+        self.began = time.perf_counter()
+        for name, value in means.items():
+            if not math.isfinite(value):
+                raise Diverged(f"{name} is NaN or infinite at step {step}")
+        return {**means, "tokens_per_second": speed}
+
+
+def set_rate(optimizer, rate):
+    """Set the learning rate of all parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def print0(ranks, *words):

@@ -424,7 +424,7 @@ def write_outputs(task, outputs, folder):
 # --predict: a file of the user's own
 
 
-def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
+def open_file(path, cfg, tokenizer, recipes, kinds=None, name="", command=None):
     """The Task with one split, the examples of a file of the user's own, for the model of --init:
     RUN/TASK, or in albert.py the folder that --export wrote. name: of its task, if config.json
     does not have it."""
@@ -437,17 +437,19 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name=""):
         raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task, with its "
                         "head; name RUN/TASK of a --finetune")
     length = settings.get("finetune_length")
-    if "finetune_length" in cfg.given:
+    if "finetune_length" in (command or cfg).given:
         length = cfg.finetune_length
     recipe = dataclasses.replace(recipes[name], length=length or recipes[name].length)
     return task_class(name, kinds)(name, cfg, tokenizer, recipe, file=Path(path))
 
 
-def answer_file(path, cfg, task, outputs):
+def answer_file(path, cfg, task, outputs, command=None):
     """Write the predictions for open_file's task to --out, or to a folder next to the file. Returns
     a line that names the file written."""
     path = Path(path)
-    folder = Path(cfg.out) if "out" in cfg.given else path.with_name(f"{path.stem}-predictions")
+    folder = path.with_name(f"{path.stem}-predictions")
+    if "out" in (command or cfg).given:
+        folder = Path(cfg.out)
     folder.mkdir(parents=True, exist_ok=True)
     if folder.samefile(path.parent):
         raise UserError(f"--out {folder}: {path.name} is in it; choose another folder")

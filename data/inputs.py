@@ -2,6 +2,7 @@
 and text turned into a tokenizer and token files."""
 import dataclasses
 import os
+from collections import namedtuple
 from pathlib import Path
 
 import torch
@@ -31,46 +32,76 @@ class Data:
     teacher: torch.nn.Module = None
 
 
+# what the data flags of a run stand for, {flag: value}, and the files behind them, {flag: paths}
+Inputs = namedtuple("Inputs", "flags files")
+
+
+def find_inputs(cfg, command, ranks, flags, tasks=(), models=(), opens_tokenizer=True):
+    """The Inputs of a run: the demo data for those data flags that were left out, and the files of
+    all. Raises UserError where one is missing, before a run folder is touched, so that a mistyped
+    path does not cost the run that --restart would replace.
+
+    flags: the data flags that the action needs. tasks: those that are read of --glue and --squad.
+    models: flags that name models, tokenizers and runs. opens_tokenizer: open --tokenizer, so that
+    a mistake is found at once.
+    """
+    filled = fill_in(cfg, ranks, flags)
+    found = dataclasses.replace(cfg, **filled)
+    files = on_main(ranks, lambda: {
+        **find_models(cfg, models, opens_tokenizer),
+        **find_data(found, flags, tasks, command.action)})
+    return Inputs(filled, files)
+
+
+def open_corpus(cfg, command, ranks, folder):
+    """The text and the vocabulary of cfg.corpus, as Data. Token files that are not prepared are
+    made in the run folder, where --init looks for the tokenizer."""
+    tokenizer, train, dev = open_text(cfg, ranks, folder)
+    counts = ", ".join(f"{train.meta[name]:,} {name}" for name in NAMES)
+    print0(ranks, f"{' '.join(cfg.corpus)}: {counts}; held out: {len(dev.ids):,}")
+    check_tokenizer(cfg, command, ranks, tokenizer)
+    on_main(ranks, tokenizer.save, folder)
+    return Data(ranks.device, tokenizer, train, dev)
+
+
+def check_tokenizer(cfg, command, ranks, tokenizer):
+    """UserError where a vocabulary has another size than --vocab_size, or is not --init's."""
+    size = tokenizer.vocab_size
+    if "vocab_size" in command.given and cfg.vocab_size != size:
+        raise UserError(f"--vocab_size {cfg.vocab_size}: {tokenizer.path} has {size} tokens; "
+                        "leave it out")
+    if getattr(cfg, "init", ""):
+        on_main(ranks, check_vocabulary, Path(cfg.init), tokenizer)
+
+
 def open_run(cfg, action, ranks, *needs, tasks=()):
-    """Open the run folder and the text: (RunFolder, Data).
+    """Open the run folder and the text: (RunFolder, Data), for a Config that may be changed.
 
-    needs: data flags; the demo data are used for those that are left out. With "corpus" the text is
-    opened and cfg.vocab_size set; with "tokenizer" the tokenizer alone, which is trained on the
-    corpus where --tokenizer names none. tasks: those that are read of --glue and --squad.
-
-    Reads all that the command names before it touches the folder, so that a mistyped path does not
-    cost the run that --restart would replace. Of a finished run it opens the folder alone. The
-    caller calls run.save_settings(cfg) when it has opened what it reads.
+    needs: data flags, and "tokenizer", which is trained on the corpus where --tokenizer names none.
+    tasks: those that are read of --glue and --squad. Of a finished run it opens the folder alone.
+    The caller calls run.save_settings(cfg) when it has opened what it reads.
     """
     given = dataclasses.asdict(cfg)
     if tasks:
         given = {"tasks": [*tasks], **given}
     text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in DATA if name in needs or name == "corpus" and text]
-    fill_in(cfg, ranks, flags)
-    reads = on_main(ranks, lambda: {
-        **find_models(cfg, "tokenizer" in needs or text),
-        **find_data(cfg, flags, tasks, action)})
-    run = RunFolder(cfg, action, ranks, given, reads)
+    for name, value in fill_in(cfg, ranks, flags).items():
+        setattr(cfg, name, value)
+    opens = text or "tokenizer" in needs or "tokenizer" in cfg.given
+    inputs = find_inputs(cfg, cfg, ranks, flags, tasks, cfg.models, opens)
+    run = RunFolder(cfg, action, ranks, given, inputs.files)
     data = Data(ranks.device)
     if run.finished:
         return run, data
     if text:
-        data.tokenizer, data.train, data.dev = open_text(cfg, ranks, run.folder)
-        meta = data.train.meta
-        counts = ", ".join(f"{meta[name]:,} {name}" for name in NAMES)
-        print0(ranks, f"{' '.join(cfg.corpus)}: {counts}; held out: {len(data.dev.ids):,}")
+        data = open_corpus(cfg, cfg, ranks, run.folder)
     elif "tokenizer" in needs:
         data.tokenizer = load_tokenizer(cfg.tokenizer)
+        check_tokenizer(cfg, cfg, ranks, data.tokenizer)
+        on_main(ranks, data.tokenizer.save, run.folder)
     if data.tokenizer:
-        size = data.tokenizer.vocab_size
-        if "vocab_size" in cfg.given and cfg.vocab_size != size:
-            raise UserError(f"--vocab_size {cfg.vocab_size}: {data.tokenizer.path} has {size} "
-                            "tokens; leave it out")
-        cfg.vocab_size = size
-        if getattr(cfg, "init", ""):
-            on_main(ranks, check_vocabulary, Path(cfg.init), data.tokenizer)
-        on_main(ranks, data.tokenizer.save, run.folder)  # where --init looks for it
+        cfg.vocab_size = data.tokenizer.vocab_size
     return run, data
 
 
@@ -99,13 +130,13 @@ def find_data(cfg, flags, tasks, action):
     return reads
 
 
-def find_models(cfg, tokenizer):
-    """{flag: files} of the models and the tokenizer that the flags cfg.models name; of a run folder
-    its checkpoint. Opens --tokenizer if it is needed."""
-    if cfg.tokenizer and (tokenizer or "tokenizer" in cfg.given):
+def find_models(cfg, models, opens_tokenizer):
+    """{flag: files} of the models and the tokenizer that these flags name; of a run folder its
+    checkpoint."""
+    if opens_tokenizer and cfg.tokenizer:
         load_tokenizer(cfg.tokenizer)
     reads = {}
-    for flag in cfg.models:
+    for flag in models:
         value = getattr(cfg, flag)
         files = []
         for path in filter(None, [value] if isinstance(value, str) else value):
@@ -127,9 +158,11 @@ def data_of(init):
 
 
 def fill_in(cfg, ranks, flags):
-    """Set the data flags that were left out to the data of --init's run, or else to the demo data,
-    which are made on first use. A model of the user's own data never continues on demo data."""
+    """{data flag: value} of the flags that were left out: the data of --init's run, or else the
+    demo data, which are made on first use. A model of the user's own data never continues on demo
+    data: UserError."""
     missing = [name for name in flags if not getattr(cfg, name)]
+    filled = {}
     values = data_of(getattr(cfg, "init", ""))
     origin = f"the data of {cfg.init}"
     if missing and not values:
@@ -140,11 +173,12 @@ def fill_in(cfg, ranks, flags):
             value = values[name]
             if isinstance(getattr(cfg, name), tuple):
                 value = (value,) if isinstance(value, str) else tuple(value)
-            setattr(cfg, name, value)
+            filled[name] = value
             print0(ranks, f"--{name} {written(value)}: {origin}")
         elif not name.endswith("_text"):
             raise UserError(f"--{name}: missing, and {cfg.init} was not trained on demo data; "
                             f"name it, or --{name} {DEMO / name}")
+    return filled
 
 
 def words_after_training(cfg, folder, ending="-exported"):
@@ -184,7 +218,8 @@ def open_text(cfg, ranks, folder):
 def open_tokenizer(cfg):
     """The tokenizer of --tokenizer; UserError where it is not that of --init."""
     tokenizer = load_tokenizer(cfg.tokenizer)
-    check_vocabulary(Path(cfg.init), tokenizer)
+    if cfg.init:
+        check_vocabulary(Path(cfg.init), tokenizer)
     return tokenizer
 
 

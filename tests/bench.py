@@ -107,10 +107,11 @@ def albert_base(shape, batch, tokens):
     ours = prepare_model(albert.LanguageModel(cfg).train(), ALONE)
     optimizer = albert.Lamb(ours.parameters(), 1e-4, weight_decay=cfg.weight_decay)
     made, inputs = masked_text(batch, tokens, cfg.vocab_size)
-    sums = torch.zeros(4)
+    names = "ids", "token_type_ids", "lengths", "masked_positions", "labels", "order_labels"
+    batches = [dict(zip(names, made))]
     theirs = AlbertForPreTraining(their_config(AlbertConfig, shape, embedding_size=E)).train()
     step = their_step(theirs, lambda: theirs(**inputs, sentence_order_label=made[-1]).loss)
-    return lambda: albert.train_step(0, ours, ours, optimizer, [made], sums, cfg, ALONE), step
+    return lambda: albert.train_step(0, ours, optimizer, batches, cfg, ALONE), step
 
 
 PEERS = {  # name: function, shape, batch, tokens, goal of theirs / ours

@@ -15,6 +15,7 @@ from conftest import filled
 
 import albert
 from common.checkpoint import read_json, read_jsonl, write_json
+from common.cli import Command
 from common.finetune import Recipe
 from common.tokenization import load_tokenizer
 from data import hf_models
@@ -33,7 +34,7 @@ def tiny(**changes):
 
 
 def example():
-    """ids, token_type_ids (3, 12), lengths (3,) with padding."""
+    """A batch: ids, token_type_ids (3, 12), lengths (3,) with padding."""
     ids = torch.randint(
         5,
         60,
@@ -42,7 +43,7 @@ def example():
     lengths = torch.tensor([12, 9, 5])
     token_type_ids = (torch.arange(12) >= 5).long().repeat(3, 1)
     ids[torch.arange(12) >= lengths[:, None]] = 0
-    return ids, token_type_ids, lengths
+    return {"ids": ids, "token_type_ids": token_type_ids, "lengths": lengths}
 
 
 def numbers(text):
@@ -85,10 +86,11 @@ base groups=4                                   32,356,608  32,947,200  33,077,4
 @pytest.mark.parametrize("row", COUNTS.strip().split("\n"))
 def test_parameter_counts_to_the_unit(row):
     preset, *changes, encoder, pooled, whole = row.split()
-    cfg = albert.Config(**albert.PRESETS[preset])
+    settings = {**albert.PRESETS[preset]}
     for change in changes:
         name, value = change.split("=")
-        setattr(cfg, name, int(value) if value.isdigit() else value)
+        settings[name] = int(value) if value.isdigit() else value
+    cfg = albert.Config(**settings)
     counts = claims.countings(cfg)
     assert [f"{counts[name]:,}" for name in "ABC"] == [encoder, pooled, whole]
 
@@ -100,15 +102,11 @@ def test_parameter_counts_to_the_unit(row):
 def test_padding_changes_nothing():
     torch.manual_seed(0)
     model = albert.LanguageModel(tiny())
-    *inputs, lengths = example()
-    positions = torch.tensor([[1, 2], [3, 4], [0, 2]])
-    outputs = model(*inputs, lengths, positions)
-    for number, length in enumerate(lengths):
+    batch = {**example(), "masked_positions": torch.tensor([[1, 2], [3, 4], [0, 2]])}
+    outputs = model(batch)
+    for number, length in enumerate(batch.pop("lengths")):
         one = slice(number, number + 1)
-        alone = model(
-            *(value[one, :length] for value in inputs),
-            None,
-            positions[one])
+        alone = model({name: value[one, :length] for name, value in batch.items()})
         for ours, expected in zip(alone, outputs):
             close(ours, expected[one], rtol=1e-5, atol=1e-6)
 
@@ -121,9 +119,9 @@ def test_the_last_layer_only_at_masked_positions_and_recomputation(changes):
     whole = copy.deepcopy(part)
     whole.recompute = False
     positions = torch.tensor([[3, 1], [5, 5], [2, 4]])
-    states = part(*example(), positions)
+    states = part(*example().values(), positions)
     expected = albert.gather_positions(
-        whole(*example()),
+        whole(*example().values()),
         F.pad(positions, (1, 0)))
     close(states, expected, rtol=0, atol=1e-6)
     states.square().sum().backward()
@@ -150,11 +148,10 @@ def test_the_answer_head_is_xlnets():
     """The end given the start: a map of [token; start]. The beam is wide enough for all spans."""
     torch.manual_seed(0)
     model = albert.AnswerModel(tiny(), beams=12).eval()
-    ids, segments, lengths = example()
-    p_mask = segments == 0
-    starts, ends, scores, _ = model(
-        {"ids": ids, "token_type_ids": segments, "lengths": lengths, "p_mask": p_mask})
-    x = model.encoder(ids, segments, lengths)
+    batch = example()
+    p_mask = batch["token_type_ids"] == 0
+    starts, ends, scores, _ = model({**batch, "p_mask": p_mask})
+    x = model.encoder(*batch.values())
     start = model.answer.start(x)[..., 0].masked_fill(p_mask, -1e30)
     pairs = torch.cat(
         [x, x[:, 6:7].expand_as(x)],
@@ -192,9 +189,7 @@ def outputs_of(kind, model, inputs, lengths):
         for name, value in inputs.items()}
     batch["lengths"] = lengths
     if kind == "pretraining":
-        return model(
-            *batch.values(),
-            torch.arange(12).expand(3, 12))
+        return model({**batch, "masked_positions": torch.arange(12).expand(3, 12)})
     logits = model(batch)
     return [
         model.loss(batch),
@@ -208,8 +203,14 @@ def tokenizer(ready):
 
 def read_back(folder):
     """(Config, Pretrained) of a folder given as --init."""
-    cfg = tiny(init=str(folder))
-    return cfg, albert.from_pretrained(cfg)
+    return resolved(tiny(init=str(folder)))
+
+
+def resolved(cfg, *given):
+    """(Config, Pretrained) of an export with these flags given."""
+    command = Command("albert", "export", given=frozenset(given))
+    source = albert.load_pretrained(cfg, command)
+    return albert.resolve(cfg, command, ALONE, source), source
 
 
 @pytest.mark.peers
@@ -234,8 +235,9 @@ def test_parity_with_transformers(kind, changes, tokenizer, tmp_path):
     task = "RACE" if kind == "choice" else ""
     hf_models.write_albert(
         tmp_path / "ours", ours.state_dict(), task, cfg, cfg.groups, tokenizer)
-    ids, segments, lengths = example()
-    inputs = {"input_ids": ids, "token_type_ids": segments}
+    batch = example()
+    lengths = batch["lengths"]
+    inputs = {"input_ids": batch["ids"], "token_type_ids": batch["token_type_ids"]}
     if kind == "choice":  # three options of one question
         inputs = {
             name: value[None]
@@ -417,25 +419,17 @@ def test_losses_are_means_over_the_step(ready, tokenizer):
     model = albert.LanguageModel(cfg)
     torch.nn.init.zeros_(model.order.weight)
     batches = next(albert.training_batches(text, cfg, ALONE, 0))
-    fraction = torch.cat([order != -100 for *_, order in batches]).float().mean().item()
-    logits = torch.cat([model(*inputs)[0].flatten(0, 1) for *inputs, _, _ in batches])
-    words = torch.cat([labels.flatten() for *_, labels, _ in batches])
-    sums = torch.zeros(4)
+    ordered = torch.cat([batch["order_labels"] != -100 for batch in batches]).float().mean().item()
+    logits = torch.cat([model(batch)[0].flatten(0, 1) for batch in batches])
+    words = torch.cat([batch["labels"].flatten() for batch in batches])
     optimizer = albert.Lamb(model.parameters(), 0.0)
-    albert.train_step(
-        0,
-        model,
-        model,
-        optimizer,
-        batches,
-        sums,
-        cfg,
-        ALONE)
-    wanted = [
-        F.cross_entropy(logits, words).item(),
-        fraction * math.log(2),
-        fraction]
-    assert sums[:3].tolist() == pytest.approx(wanted, rel=1e-5)
+    numbers = albert.train_step(0, model, optimizer, batches, cfg, ALONE)
+    wanted = {
+        "mlm_loss": F.cross_entropy(logits, words).item(),
+        "order_loss": ordered * math.log(2),
+        "ordered": ordered}
+    del numbers["norm"]
+    assert numbers == pytest.approx(wanted, rel=1e-5)
 
 
 def test_nsp_needs_two_documents():
@@ -453,11 +447,7 @@ def test_the_learning_rate_is_scaled_with_the_root_of_the_batch(ready):
 
 def test_depth_warm_start_loads_everything(ready):
     """Table 11: one layer's model fills one of four layers."""
-    cfg = albert.Config(
-        init=str(ready["albert"]),
-        layers=4)
-    cfg.given = {"layers"}
-    source = albert.from_pretrained(cfg)
+    cfg, source = resolved(albert.Config(init=str(ready["albert"]), layers=4), "layers")
     model = albert.LanguageModel(cfg)
     albert.start_from(model, source)
     assert model.encoder.depth == 4
@@ -508,9 +498,7 @@ def test_recipes_are_table_14():
 
 @pytest.mark.parametrize("given, lr, steps", [((), 1e-3, 0), (("recipe",), 3e-5, 800)])
 def test_the_recipe_is_the_models_unless_a_flag_names_one(given, lr, steps, ready):
-    cfg = albert.Config(init=str(ready["albert"]))
-    cfg.given = given
-    albert.from_pretrained(cfg)
+    cfg, _ = resolved(albert.Config(init=str(ready["albert"])), *given)
     recipe = albert.recipes(cfg)["RTE"]
     assert (recipe.lr, recipe.steps) == (lr, steps)
 

@@ -7,7 +7,7 @@ import pytest
 from common import cli, distributed
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Config:
     preset: str = "demo"  # which numbers
     out: str = ""  # run folder
@@ -18,7 +18,6 @@ class Config:
     widths: tuple[int, ...] = (4, 8)  # choices
     dropout: float = 0.1  # rate [0, 1)
     fast: bool = False  # a switch
-    given = frozenset()
 
 
 PRESETS = {
@@ -34,19 +33,18 @@ def parse(text):
 
 
 def test_flags_override_the_action_which_overrides_the_preset():
-    action, value, config = parse("--train --widths 2 4 6 --fast")
-    assert (action, value) == ("train", True)
+    command, config = parse("--train --widths 2 4 6 --fast")
+    assert command == cli.Command("test_cli", "train", given=frozenset({"widths", "fast"}))
     assert config.batch == 16
     assert config.widths == (2, 4, 6)
-    assert config.given == {"widths", "fast"}
     assert config.out == "runs/test_cli-train-demo"
-    _, value, config = parse("--tune a b --batch 3 --preset base --out x")
-    assert value == "a,b"
+    command, config = parse("--tune a b --batch 3 --preset base --out x")
+    assert command.value == "a,b"
     assert config == Config("base", "x", batch=3)
 
 
 def test_a_dry_run_overrides_the_preset_and_stays_out_of_the_folder_of_the_real_one():
-    config = parse("--tune a --out x/ --batch 7 --dry_run")[2]
+    _, config = parse("--tune a --out x/ --batch 7 --dry_run")
     assert config == Config(out="x-dry", restart=True, dry_run=True, batch=7, lr=0.5)
 
 
@@ -97,11 +95,11 @@ def test_every_preset_passes_its_checks_and_shares_its_micro_batches(command, mo
     file, *words = command.split()
     module = importlib.import_module(file)
     configs = []
-    monkeypatch.setitem(module.ACTIONS, words[0][2:], (configs.append, "help"))
+    monkeypatch.setitem(module.ACTIONS, words[0][2:], (lambda *args: configs.append(args), "help"))
     assert module.main(words) == 0
-    cfg, = configs
+    (cfg, *command), = configs
     ranks = [distributed.Ranks(rank, 8, None) for rank in range(8)]
-    distributed.set_accumulate(cfg, ranks[0])
-    shares = [[*distributed.micro_batch_range(each, cfg.accumulate)] for each in ranks]
-    assert sum(shares, []) == [*range(cfg.accumulate)]
-    assert {len(share) for share in shares} == {cfg.accumulate // 8}
+    accumulate = distributed.fit_accumulate(cfg, (command or [cfg])[0], ranks[0])
+    shares = [[*distributed.micro_batch_numbers(each, accumulate)] for each in ranks]
+    assert sorted(sum(shares, [])) == [*range(accumulate)]
+    assert {len(share) for share in shares} == {accumulate // 8}

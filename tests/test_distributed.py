@@ -11,7 +11,7 @@ import pytest
 import torch
 from small_runs import ALONE, write
 
-from common.cli import Stop, UserError
+from common.cli import Command, Stop, UserError
 from common.checkpoint import Checkpoint, RunFolder, read_jsonl, share_out
 from common.distributed import Pace, launch, prefetch
 
@@ -25,11 +25,11 @@ class Config:
     device: str = "cpu"
     dry_run: bool = False
     tensorboard: bool = False
-    program = "albert"
 
 
 def open_run(folder, reads=None, **settings):
-    return RunFolder(Config(str(folder), **settings), "search", ALONE, reads=reads)
+    command = Command("albert", "search")
+    return RunFolder(Config(str(folder), **settings), command, ALONE, reads=reads)
 
 
 def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path):

@@ -30,7 +30,12 @@ for step in range(121):
         length_b=eight)
     ids, token_types, lengths, order = sentence_pairs(segments, tokenizer, "sop", generator)
     ids, masked_positions, labels = mask_tokens(ids, tokenizer, generator)
-    logits, order_logits = model(ids, token_types, lengths, masked_positions)
+    logits, order_logits = model({
+        "ids": ids,
+        "token_type_ids": token_types,
+        "lengths": lengths,
+        "masked_positions": masked_positions,
+    })
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     loss = loss + F.cross_entropy(order_logits, order)
     loss.backward()

@@ -1,0 +1,60 @@
+"""The training loops of the paper files, one table: what they share by name, they do alike."""
+import copy
+import dataclasses
+
+import pytest
+import torch
+from small_runs import ALONE
+
+import albert
+
+SHAPE = dict(
+    vocab_size=60, layers=2, hidden=16, heads=2, ffn=32, embedding=8, positions=16, length=16,
+    dropout=0.0, batch=8, steps=1)
+
+
+def albert_step():
+    """A network, a batch with few labels in its first half, and settings."""
+    generator = torch.Generator().manual_seed(0)
+    cfg = albert.Config(**SHAPE)
+    labels = torch.randint(60, (8, 5), generator=generator)
+    labels[:4, 1:] = -100
+    order = torch.tensor([0, 1, -100, -100, -100, -100, 1, 0])
+    batch = {
+        "ids": torch.randint(60, (8, 16), generator=generator),
+        "token_type_ids": torch.zeros(8, 16, dtype=torch.long),
+        "masked_positions": torch.randint(16, (8, 5), generator=generator),
+        "labels": labels,
+        "order_labels": order,
+    }
+    return albert, albert.LanguageModel(cfg), batch, cfg
+
+
+def gradients(file, network, micro_batches, cfg, ranks=ALONE):
+    """The gradients of train_step, which an optimizer that changes nothing keeps."""
+    network = copy.deepcopy(network)
+    kept = {}
+
+    class Keep(torch.optim.SGD):
+        def step(self):
+            kept.update({name: value.grad.clone() for name, value in network.named_parameters()
+                         if value.grad is not None})
+
+    file.train_step(0, network, Keep(network.parameters(), 0.0), micro_batches, cfg, ranks)
+    return kept
+
+
+@pytest.mark.parametrize("make", [albert_step])
+def test_the_gradient_is_the_same_for_any_number_of_micro_batches(make):
+    """Also with unequal numbers of labels: each loss is a sum, divided by the labels of the step."""
+    torch.manual_seed(0)
+    file, network, batch, cfg = make()
+    whole = gradients(file, network, [batch], cfg)
+    parts = [dict(zip(batch, values))
+             for values in zip(*(value.chunk(4) for value in batch.values()))]
+    counts = [file.count_labels(part).tolist() for part in parts]
+    assert len(set(map(tuple, counts))) > 1
+    four = gradients(file, network, parts, dataclasses.replace(cfg, accumulate=4))
+    assert whole.keys() == four.keys()
+    for name in whole:
+        torch.testing.assert_close(four[name], whole[name], rtol=1e-4, atol=1e-6)
