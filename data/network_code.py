@@ -181,17 +181,29 @@ class NetworkModel(PreTrainedModel):
         first. self.network has the heads that the network was trained with."""
         if token_type_ids is None:
             token_type_ids = torch.zeros_like(input_ids)
-        lengths = None if attention_mask is None else attention_mask.sum(-1)
+        lengths = None
+        if attention_mask is not None:
+            lengths = attention_mask.sum(-1)
+            if (attention_mask.diff(dim=-1) > 0).any():
+                raise ValueError("attention_mask: zeros stand before ones, and this network has "
+                                 "its padding on the right; set tokenizer.padding_side='right'")
         states = self.network.encoder(input_ids, token_type_ids, lengths)
         return BaseModelOutput(last_hidden_state=states)
 '''
 
 
+def replaced(text, old, new):
+    """The text with `new` in the one place where `old` stands."""
+    before, after = text.split(old)  # a ValueError anywhere else
+    return before + new + after
+
+
 def sources(home, *names):
     """[source] of some classes and functions of the module `home` and of what they use, in its
-    order."""
+    order. Layers get a generated class of attentions."""
     # by name: line numbers change when the file is edited while a search runs
     text = Path(home.__file__).read_text(encoding="utf-8")
+    text = replaced(text, "AttentionMixer(layer, ", "layer(")
     nodes = {node.name: node for node in ast.parse(text).body
              if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     todo = list(names)
@@ -205,7 +217,6 @@ def sources(home, *names):
             result[name] = 0, f"{name} = {value}"
         elif name in nodes:
             source = ast.get_source_segment(text, nodes[name])
-            source = source.replace("AttentionMixer(layer, ", "layer(")  # layer: a generated class
             result[name] = nodes[name].lineno, f"\n{source}\n"
             todo += [part.id for part in ast.walk(nodes[name]) if isinstance(part, ast.Name)]
     return [source for _, source in sorted(result.values())]

@@ -1,6 +1,8 @@
 """autobert_zero.py: search space, padding, layers, published counts, super-net, searcher,
 objective, the network as code."""
+import builtins
 import dataclasses
+import dis
 import functools
 import math
 import random
@@ -375,6 +377,13 @@ def test_next_sentence_pairs():
 # The network as code
 
 
+def global_names(code):
+    """The names that a module reads at its top level or in a function of it."""
+    names = {each.argval for each in dis.get_instructions(code) if "LOAD_" in each.opname
+             and each.opname.endswith(("GLOBAL", "NAME"))}
+    return names.union(*[global_names(part) for part in code.co_consts if hasattr(part, "co_code")])
+
+
 @pytest.mark.parametrize("number", range(3))
 def test_the_written_module_gives_our_outputs(number, tmp_path):
     """On padded batches; the module imports torch alone."""
@@ -389,6 +398,10 @@ def test_the_written_module_gives_our_outputs(number, tmp_path):
     assert not re.search("^(import|from) (?!math|unicodedata|types|torch)", source, re.MULTILINE)
     written = {}
     exec(source, written)
+    read = global_names(compile(source, "net.py", "exec"))
+    assert read <= {*written, *dir(builtins)}
+    defined = {name for name in written if hasattr(written[name], "__code__")}
+    assert defined - read == {"encode", "load"}
     load = written["load"]
     network = load(path.with_suffix(".pt")).double().eval()
     ids = torch.randint(50, (4, 11))
