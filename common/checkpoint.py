@@ -81,8 +81,8 @@ def previous(path):
 
 
 def partials(folder):
-    """What killed writes of atomic() left in a folder."""
-    return [path for path in Path(folder).glob("*.partial-*")
+    """What killed writes of atomic() left in a folder or below it."""
+    return [path for path in Path(folder).rglob("*.partial-*")
             if path.suffix[9:].isdecimal() and path.is_file()]
 
 

@@ -35,12 +35,14 @@ def open_run(folder, reads=None, **settings):
 def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path):
     run = open_run(tmp_path, widths=(1, 2))
     write(tmp_path / "checkpoint.pt", "")
+    partial = write(tmp_path / "finalists/0.training.pt.partial-7", "torn")
     run.log("train", 1, loss=2.0)
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write('{"phase": "train", "st')  # torn by a crash
     open_run(tmp_path, widths=(1, 2), device="cuda")
     lines = read_jsonl(tmp_path / "log.jsonl")
     assert [line.get("event") for line in lines] == [None, "resumed"]
+    assert not partial.exists()
     with pytest.raises(UserError, match=r"lr \(1.0 there, 2.0 here"):
         open_run(tmp_path, lr=2.0, widths=(1, 2))
     with pytest.raises(UserError, match="no run folder"):  # --dry_run would delete a real run
