@@ -27,6 +27,7 @@ import json
 import math
 import random
 import re
+import shlex
 import shutil
 import statistics
 import sys
@@ -435,10 +436,10 @@ def stretch(arch, layers):
 def read_arch(name, layers):
     """The architecture of --arch and --layers. Raises ValueError with the reason."""
     if name.endswith(".json"):
-        content = json.loads(Path(name).read_text(encoding="utf-8"))
-        if "arch" not in content:
-            raise ValueError("it has no architecture; name a best.json")
-        name = str(content["arch"])
+        try:
+            name = json.loads(Path(name).read_text(encoding="utf-8"))["arch"] + ""
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise ValueError("it has no architecture; name a best.json") from None
     named = {"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}
     arch = parse_arch(named.get(name, name))
     pairs = len(arch) % 2 == 0
@@ -1293,15 +1294,16 @@ def search(supernet, run, data, cfg):
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet)
     history = checkpoint.restore().get("history", [])
     begin = history[-1]["round"] + 1 if history else 0
-    best = max((line["score"] for line in history), default=0.0)
+    majority = majority_baseline(data.tasks)["score"]
     on_main(run.ranks, write_history, run, begin - 1, history)
     sizes = round_sizes(cfg)
     for number in range(begin, len(sizes)):
         name = f"round-{number}"
+        to_beat = max([majority, *(line["score"] for line in history)])
         proposals = propose(history, number, cfg)  # lines 1, 4 to 7
         archs = {len(history) + index: arch for index, (_, arch) in enumerate(proposals)}
         results = evaluate_all(
-            archs, number, supernet, run, name, data, cfg, best)  # lines 2, 8, 9
+            archs, number, supernet, run, name, data, cfg, to_beat)  # lines 2, 8, 9
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
             for key, (parent, arch) in enumerate(proposals, len(history))]
@@ -1323,6 +1325,12 @@ def hand_designed(layers):
     between conv3 and BERT's attention."""
     alternating = (parse_arch(f"conv3 | {BERT_ATTENTION}") * layers)[:layers]
     return {"BERT": read_arch("bert", layers), "hybrid": alternating}
+
+
+def majority_baseline(tasks):
+    """What a search has to beat: the majority baseline's {score, scores by task}."""
+    scores = {name: task.majority_baseline for name, task in tasks.items()}
+    return {"score": statistics.mean(scores.values()), "scores": scores}
 
 
 def first_super_net(source, run, data, cfg):
@@ -1377,8 +1385,9 @@ def measure_seconds(data, cfg):
 
 
 def print_plan(run, data, cfg):
-    """Print the phases of a search, and about how long they will take."""
-    step, tuning = measure_seconds(data, cfg)
+    """Print the phases of a search, and about how long they will take. All processes measure at
+    the same time, as they will train."""
+    step, tuning = map(max, zip(*gather(run.ranks, measure_seconds(data, cfg))))
     training = cfg.steps * step
     waves = sum(math.ceil(size / run.ranks.size) for size in round_sizes(cfg))
     seconds = cfg.warm_times * training + waves * (training + tuning)
@@ -1394,7 +1403,8 @@ def print_plan(run, data, cfg):
     print0(run.ranks, f"plan: {words}; about {math.ceil(seconds / 60):,} minute(s) with "
                       f"{run.ranks.size} process(es)")
     print0(run.ranks, "a line for each candidate: number, score and its parts in percent, seconds, "
-                      "layers (att5: an attention of 5 operations); * best so far")
+                      "layers (att5: an attention of 5 operations); * best so far and "
+                      "above the majority baseline")
 
 
 def run_search(cfg):
@@ -1405,7 +1415,7 @@ def run_search(cfg):
         if run.finished:
             return print_best(run, cfg)
         data = open_proxies(names, cfg, data)
-        on_main(ranks, print_plan, run, data, cfg)
+        print_plan(run, data, cfg)
         first = first_super_net(source, run, data, cfg)
         supernet = copy.deepcopy(first)
         history = search(supernet, run, data, cfg)
@@ -1419,8 +1429,7 @@ def run_search(cfg):
             supernet.write_back([(parse_arch(best["arch"]), weights)])  # what --init uses
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
         checkpoint.save(history=history)
-        majority = {name: task.majority_baseline for name, task in data.tasks.items()}
-        baselines["majority"] = {"score": statistics.mean(majority.values()), "scores": majority}
+        baselines["majority"] = majority_baseline(data.tasks)
         errors = [task.standard_error(best["scores"][name]) for name, task in data.tasks.items()]
         result = {
             **{key: best[key] for key in ("id", "arch", "score", "scores")},
@@ -1472,6 +1481,9 @@ def print_best(run, cfg):
         lines.append(f"  {name:16} {task_scores(other, cfg)}  (lead {100 * lead:+.2f}{tie})")
     lines.append(f"a lead of less than {100 * margin:.2f} is a tie, by the number of dev examples; "
                  "another seed of the training can change more")
+    if best["score"] <= best["baselines"]["majority"]["score"]:
+        lines.append("this does not beat the majority baseline; train candidates for more --steps "
+                     "and --finetune_epochs, or on more --train_examples")
     lines.append("layers, formulas simplified:")
     for number, layer in enumerate(parse_arch(best["arch"]), 1):
         text = f"conv{layer}" if isinstance(layer, int) else formula(simplify(layer))
@@ -1766,9 +1778,25 @@ def resolve_arch(cfg):
     return arch
 
 
+def refuse_stopped_search(cfg):
+    """Raise UserError where --init is a search that has not ended: its super-net serves another
+    search, or an --arch that was given, once it is saved."""
+    folder = Path(cfg.init)
+    config = folder / "config.json"
+    record = read_json(config, dict) if config.exists() else {}
+    if record.get("action") != "search" or (folder / "done.json").exists():
+        return
+    super_net = cfg.action == "search" or "arch" in cfg.given and cfg.action != "export"
+    if not super_net or not (folder / "checkpoint.pt").exists():
+        words = shlex.join(record["argv"][1:])
+        raise UserError(f"{folder}: this search has not ended; first run its command again, which "
+                        f"continues it: python {cfg.program}.py {words}")
+
+
 def read_run(cfg):
     """(weights, architecture or None for a super-net, "--init") of --init; cfg gets its shape,
     vocabulary, architecture and FOLLOWED."""
+    refuse_stopped_search(cfg)
     trained = (*SHAPE, "arch")
     owned = read_init(cfg, {"search": SHAPE, "pretrain": trained, "finetune": trained}, FOLLOWED)
     if "model" in owned:
@@ -1966,6 +1994,8 @@ def check(cfg, action):
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
+    if action == "search" and "arch" in cfg.given:
+        raise UserError("--arch: a search chooses the architecture; leave it out")
     if action == "search" and not cfg.steps:
         raise UserError("--steps 0: only --pretrain takes passes over the corpus")
     if action in ("predict", "export") and not cfg.init:

@@ -246,7 +246,7 @@ def encode(examples, tokenizer, max_length):
         pairs.append([array("i", ids) for ids in cut])
     if too_long:
         warnings.warn(f"{too_long} of {len(pairs)} examples are longer than {max_length} tokens "
-                      "and are cut", stacklevel=2)
+                      "and are cut (--finetune_length)", stacklevel=2)
     labels = None
     if examples[0].label is not None:
         kind = np.float32 if isinstance(examples[0].label, float) else np.int64

@@ -1,10 +1,12 @@
 """autobert_zero.py as a program: what its actions write and how they end."""
 import shlex
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import filled
-from small_runs import SEARCHES, call, next_command, write
+from small_runs import ALONE, SEARCHES, call, next_command, write
 from torch.testing import assert_close
 
 import autobert_zero as abz
@@ -76,6 +78,26 @@ def test_the_network_of_a_search_is_exported_as_it_ended(searched, tmp_path):
         assert torch.equal(state[name], saved[name])
 
 
+def test_a_search_that_does_not_beat_the_majority_baseline_says_so(
+        searched, ready, tmp_path, capsys):
+    out = tmp_path / "run"
+    shutil.copytree(searched, out)
+    result = read_json(out / "done.json")
+    for score, said in ((0.0, False), (1.0, True)):
+        result["baselines"]["majority"]["score"] = score
+        result["score"] = 0.5
+        write(out / "done.json", result)
+        assert abz.main(arguments(ready, "--search", out)) == 0
+        assert ("does not beat the majority baseline" in capsys.readouterr().out) == said
+
+
+def test_the_plan_is_of_the_slowest_process(monkeypatch, capsys):
+    monkeypatch.setattr(abz, "measure_seconds", lambda data, cfg: (1.0, 5.0))
+    monkeypatch.setattr(abz, "gather", lambda ranks, own: [own, (4.0, 2.0)])
+    abz.print_plan(SimpleNamespace(ranks=ALONE), None, abz.Config(steps=10, population=6, rounds=0))
+    assert "6 candidates of 45 s each; about 5 minute(s)" in capsys.readouterr().out
+
+
 @pytest.mark.peers
 def test_auto_model_opens_an_exported_folder(searched, tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -91,6 +113,8 @@ def test_auto_model_opens_an_exported_folder(searched, tmp_path):
     states = theirs(ids, attention_mask=mask).last_hidden_state
     expected = ours(ids, torch.zeros_like(ids), lengths)
     assert_close(states, expected)
+    with pytest.raises(ValueError, match="padding_side='right'"):
+        theirs(ids, attention_mask=mask.flip(1))
 
 
 def keep_tuned(folder, task, tokenizer):

@@ -91,6 +91,8 @@ LONG_TEXT = put("a.txt", "A man sat on a mat. He saw a cat.\n\n" * 40)
 INIT = TUNED.replace("{albert}", "{here}")
 ALBERT = copy("albert", to="out")
 
+STOPPED = {"action": "search", "argv": ["autobert_zero.py", "--search", "--seed", "7"]}
+
 # What a line or an entry may hold is tested beside its reader: test_glue.py, test_squad.py.
 TABLE = [
     # data
@@ -150,7 +152,11 @@ TABLE = [
     ("autobert_zero --search --steps 0", "--steps 0"),
     ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D38
     ("autobert_zero --search --tasks ''", "choose from"),
-    ("autobert_zero --describe --arch {here}/a.json", "a.json", put("a.json", {})),
+    ("autobert_zero --search --arch bert", "--arch & leave it out"),
+    ("autobert_zero --describe --arch {here}/a.json", "a best.json", put("a.json", {})),
+    ("autobert_zero --describe --arch {here}/a.json", "a best.json", put("a.json", 5)),
+    ("autobert_zero --export {here}/net.py --init {here}", "autobert_zero.py --search --seed 7",
+     put("config.json", STOPPED), put("checkpoint.pt", "")),
 ]
 
 
