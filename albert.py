@@ -549,6 +549,46 @@ def ngram_lengths(shape, generator):
     return drawn.view(shape) + 1
 
 
+def find_words(ids, tokenizer):
+    """Which tokens of ids (B, T) begin a word, (B, T) bool, and the position after the last token
+    of each token's word, (B, T), -1 for special tokens."""
+    T = ids.shape[1]
+    text = ids != tokenizer.pad_id
+    text &= ids != tokenizer.cls_id
+    text &= ids != tokenizer.sep_id
+    # a token begins a word if the vocabulary says so, starts_word (V,), or as the first of its
+    # segment
+    begins = torch.as_tensor(tokenizer.starts_word)[ids]
+    begins |= ~F.pad(text, (1, 0))[:, :T]
+    begins &= text
+    # the next token that is not inside a word
+    boundary = torch.where(begins | ~text, torch.arange(T), T)
+    boundary = F.pad(boundary[:, 1:], (0, 1), value=T)
+    ends = boundary.flip(1).cummin(1).values.flip(1)
+    return begins, ends.masked_fill(~text, -1)
+
+
+def spend_budget(budget, starts, sizes, ends):
+    """The chosen tokens of one sequence, T bytes of 0 or 1. starts: first tokens of words in random
+    order. sizes: words of the n-gram at each. ends: where each token's word ends."""
+    chosen = bytearray(len(ends))
+    for start, size in zip(starts, sizes):
+        stop = start
+        for _ in range(size):
+            # D2*: n-grams stay inside a segment, since a special token is no word; in the official
+            # code they run across [SEP]
+            end = ends[stop] if stop < len(ends) else -1
+            if end < 0 or end - start > budget:
+                break
+            stop = end
+        if not any(chosen[start:stop]):
+            chosen[start:stop] = b"\1" * (stop - start)
+            budget -= stop - start
+        if not budget:
+            break
+    return chosen
+
+
 def pick_ngrams(ids, tokenizer, budget, generator):
     """The tokens to predict, (B, T) bool: n-grams of whole words at random positions, until the
     budget (B,) of tokens of each sequence is spent.
@@ -564,37 +604,14 @@ def pick_ngrams(ids, tokenizer, budget, generator):
     others of 2. At word 3: words 3 and 4 are chosen, 4 tokens; word 5 is a [SEP]. At word 2: words
     2 and 3 are refused, as 3 is chosen. At word 7: it is chosen alone. At word 1: one token of the
     budget is left, so the n-gram is shortened to word 1. """
-    B, T = ids.shape
-    text = ids != tokenizer.pad_id
-    text &= ids != tokenizer.cls_id
-    text &= ids != tokenizer.sep_id
-    # a token begins a word by its own kind, starts_word (V,), or as the first of its segment
-    begins = torch.as_tensor(tokenizer.starts_word)[ids]
-    begins |= ~F.pad(text, (1, 0))[:, :T]
-    begins &= text  # (B, T)
-    # D2*: n-grams stay inside a segment, since special tokens are words too large for any budget;
-    # in the official code they run across [SEP]
-    word = (begins | ~text).cumsum(1) - 1  # (B, T) the number of each token's word
-    size = torch.zeros(B, T + NGRAM, dtype=torch.long)  # tokens of each word
-    size.scatter_add_(1, word, torch.where(text, 1, T))
-    chosen = torch.zeros(B, T + NGRAM, dtype=torch.bool)  # words
-    chance = torch.rand(B, T, generator=generator)
-    order = chance.masked_fill(~begins, 2.0).argsort(1)
-    order = word.gather(1, order)  # (B, T) words in random order
-    drawn = ngram_lengths((B, T), generator)
-    reach = torch.arange(NGRAM)
-    left = budget[:, None]
-    for turn in range(int(begins.sum(1).max())):
-        ngram = order[:, turn, None] + reach  # (B, NGRAM) words
-        tokens = size.gather(1, ngram).cumsum(1)
-        fits = (reach < drawn[:, turn, None]) & (tokens <= left)
-        taken = chosen.gather(1, ngram)
-        fits &= ~(taken & fits).any(1, keepdim=True)
-        chosen.scatter_(1, ngram, taken | fits)
-        left = left - (tokens * fits).amax(1, keepdim=True)
-        if not left.any():
-            break
-    return text & chosen.gather(1, word)
+    begins, ends = find_words(ids, tokenizer)
+    chance = torch.rand(ids.shape, generator=generator)
+    order = chance.masked_fill(~begins, 2.0).argsort(1)  # (B, T) first tokens of words come first
+    sizes = ngram_lengths(ids.shape, generator)
+    columns = [begins.sum(1), budget, order, sizes, ends]
+    chosen = [spend_budget(left, starts[:words], sizes, ends)
+              for words, left, starts, sizes, ends in zip(*(each.tolist() for each in columns))]
+    return torch.tensor(chosen, dtype=torch.bool)
 
 
 def masked_count(length):
