@@ -22,7 +22,7 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Tables 1, 3-5, 8, 12 -> tests/claims/albert.py
 Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and train_step are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
-Differs: There are 25 departures from the paper, D1 to D25: grep -n '# D[0-9]' albert.py
+Differs: There are 26 departures from the paper, D1 to D26: grep -n '# D[0-9]' albert.py
          A * marks a departure from the official code where the text leaves it open.
 """
 import dataclasses
@@ -982,8 +982,10 @@ def pretrain_language_model(source, data, cfg, run):
     model = LanguageModel(cfg)
     order_head = nn.ModuleList([model.pooler, model.order])
     order_head.requires_grad_(cfg.objective != "none")  # D5
-    start = start_from(model, source) if source else "from scratch"
-    print0(run.ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps")
+    start = "from scratch; "
+    if source:
+        start = f"{start_from(model, source)}; {extend_positions(model, source, cfg.length)}"
+    print0(run.ranks, f"{start}{count(model):,} parameters, {cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks)
@@ -1091,6 +1093,20 @@ def start_from(model, source, task=""):
         raise UserError(f"{source.path}: its weights do not fit this model; missing or "
                         f"unexpected: {', '.join(sorted(faults))}")
     return load_weights(model, weights, source.path, HEADS)
+
+
+@torch.no_grad()
+def extend_positions(model, source, length):
+    """Give positions that the model of --init was not trained on the rows of those that it was;
+    returns a line on it, "" where there are none."""
+    # D26: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
+    # untrained ones hold up the training in longer sequences
+    trained = source.settings.get("length", length)
+    if source.task or trained >= length:
+        return ""
+    rows = model.encoder.position_embedding.weight
+    rows[trained:length] = rows[torch.arange(trained, length) % trained]
+    return f"positions {trained} to {length - 1} are copies of 0 to {trained - 1}; "
 
 
 def export(cfg, command):
