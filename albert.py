@@ -136,6 +136,7 @@ MASKED = 0.15
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
 SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 HEAD_DROPOUT = 0.1  # before a task's head, Table 14
+FIRST_TOKENS = 200_000  # largest number of sequences that the first-token baseline learns from
 EVALUATED = 64  # sequences of a batch in an evaluation
 
 
@@ -894,30 +895,63 @@ def train_language_model(model, data, cfg, run):
         print_device_use(ranks, values["tokens_per_second"], flops(cfg) / cfg.length)
 
 
+def first_tokens(corpus, cfg, size):
+    """The tokens that begin a first segment, a second one (n,) (n,), and one from another document
+    (m,), in the first `size` sequences of a corpus."""
+    columns = []
+    for number in range(0, size, 8192):
+        parts = corpus.sentence_runs(number, min(8192, size - number), cfg.length - 3, 0, SHORT)
+        pair = parts.length_b > 0
+        foreign = parts.length_other > 0
+        columns.append((
+            parts.segment_a[pair, 0], parts.segment_b[pair, 0], parts.other[foreign, 0]))
+    return [torch.cat(column) for column in zip(*columns)]
+
+
+def logistic_regression(margins, labels, size):
+    """Weights (size,) of the margin of an example, margins(weights) (n,), for labels (n,) of 0 and
+    1; with the penalty |w|^2 / 2 on the summed loss."""
+    weights = torch.zeros(size, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.binary_cross_entropy_with_logits(margins(weights), labels, reduction="sum")
+        loss = (loss + weights.square().sum() / 2) / len(labels)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return weights.detach()
+
+
 def first_token_baseline(data, cfg):
     """{"nsp", "sop": accuracy} on the held-out segments of an evaluation for a classifier that sees
     only the first token of each segment. A model knows the order only where it scores higher.
 
-    It is naive Bayes on 8,192 training sequences: the tokens that begin a first segment, a second
-    one and one from another document. A tie counts one half.
+    It is logistic regression on as many sequences as the model is trained on, at most
+    FIRST_TOKENS. A tie counts one half.
     """
-    def first_tokens(corpus, size):
-        parts = corpus.sentence_runs(0, size, cfg.length - 3, 0, SHORT)
-        pair = parts.length_b > 0
-        foreign = parts.length_other > 0
-        return parts.segment_a[pair, 0], parts.segment_b[pair, 0], parts.other[foreign, 0]
-
-    counts = [1 + tokens.bincount(minlength=cfg.vocab_size)
-              for tokens in first_tokens(data.train, 8192)]
-    first, second, other = [(each / each.sum()).log() for each in counts]  # 3 x (V,)
+    a, b, foreign = first_tokens(data.train, cfg, min(cfg.steps * cfg.batch, FIRST_TOKENS))
     evaluated = math.ceil(cfg.dev_examples / EVALUATED) * EVALUATED
-    a, b, foreign = first_tokens(data.dev, evaluated)
-    margins = {
-        "nsp": torch.cat([(second - other)[b], (other - second)[foreign]]),
-        "sop": (first - second)[a] - (first - second)[b],
-    }
-    return {name: (1 + margin.sign().mean().item()) / 2
-            for name, margin in margins.items() if len(margin)}
+    dev_a, dev_b, dev_foreign = first_tokens(data.dev, cfg, evaluated)
+    result = {}
+    if len(a) and len(dev_a):
+        order = logistic_regression(lambda w: w[a] - w[b], torch.ones(len(a)), cfg.vocab_size)
+        result["sop"] = accuracy_of(order[dev_a] - order[dev_b])
+    if len(foreign) and len(dev_foreign):
+        tokens = torch.cat([b, foreign])
+        labels = torch.cat([torch.ones(len(b)), torch.zeros(len(foreign))])
+        # the last weight is the bias
+        follows = logistic_regression(lambda w: w[tokens] + w[-1], labels, cfg.vocab_size + 1)
+        margins = torch.cat([follows[dev_b] + follows[-1], -follows[dev_foreign] - follows[-1]])
+        result["nsp"] = accuracy_of(margins)
+    return result
+
+
+def accuracy_of(margins):
+    """The fraction of positive margins; 0 counts one half."""
+    return (1 + margins.sign().mean().item()) / 2
 
 
 @torch.no_grad()
