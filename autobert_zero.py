@@ -11,7 +11,7 @@ Run:     python autobert_zero.py --search --dry_run     two steps of every phase
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
 Tour:    follow the map row by row: kinds of layers, how they run and share weights, the search.
          Skip the text form, find_softmax_attention, the edits and fine-tuning at first.
-Map:     Table 1 -> OPS, infer, run_op    Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
+Map:     Table 1 -> table_1, infer        Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
@@ -42,8 +42,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.flop_counter import FlopCounterMode
 
-# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked, I graph inputs,
-# K kernel
+# B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked, K kernel,
+# I inputs of an attention
 
 # --- configuration --------
 
@@ -181,17 +181,17 @@ PRESETS = {
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
 MASK_RATE = 0.15  # of the tokens, as in BERT
-# D29: a searched attention has at most 12 operations; the paper sets no limit, Figure 7's have 11
+# D29: an attention has at most 12 operations; the paper sets no limit, Figure 7's have 11
 MAX_PATH = 12
 SHARPNESS = 4  # of the priorities (D9)
 LOG_EVERY = 50  # steps between lines of the log
 CHECK_EVERY = 20  # steps between checks for NaN; each waits for the GPU
 
 # --- search space ---------
-# An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or a
-# graph: a tuple of operations in order of evaluation, each ("name", operand[, operand]).
-# Operands 0 to 3 are Q, K, V, P; operand 4 + i is the result of operation i; the last operation is
-# the output. A shape is "nd" (tokens x head dim), "dn", "nn" or "dd".
+# An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or an
+# expression, an attention: nested tuples of inputs and operations, such as
+# ("matmul", ("softmax", ("matmul", "Q", ("transpose", "K"))), "V"). Equal parts are one operation.
+# A shape is "nd" (tokens x head dim), "dn", "nn" or "dd".
 
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
@@ -204,6 +204,8 @@ OPS = UNARY + BINARY
 
 def infer(op, *shapes):
     """Shape of the result of `op` on operands of these shapes; None if it is illegal on them."""
+    if None in shapes:
+        return None
     first = shapes[0]
     second = shapes[-1]
     if op == "transpose":
@@ -218,86 +220,74 @@ def infer(op, *shapes):
     return first[0] + second[0] if first[1] == second[1] else None
 
 
-def infer_graph(graph):
-    """Shapes of Q, K, V, P and all operations; None if an operation is illegal."""
-    shapes = ["nd"] * len(INPUTS)
-    for op, *operands in graph:
-        shape = infer(op, *(shapes[operand] for operand in operands))
-        if shape is None:
-            return None
-        shapes.append(shape)
-    return shapes
+def path_of(expression):
+    """{operation: shape} of the distinct operations of an expression, in order of evaluation. The
+    shape is None where an operation is illegal."""
+    path = {}
+
+    def visit(part):
+        """The shape of an input or an operation."""
+        if part in INPUTS:
+            return "nd"
+        if part not in path:
+            op, *operands = part
+            path[part] = infer(op, *map(visit, operands))
+        return path[part]
+
+    visit(expression)
+    return path
 
 
-def tree_of(graph, output):
-    """The operand `output` as nested tuples: ("add", ("neg", 0), 1) is neg(Q) + K. The operands of
-    `add` are sorted by their number of operations, then by the operations, and last by inputs."""
-
-    def order(tree):
-        operations = re.findall("[a-z]+", repr(tree))
-        return len(operations), operations, repr(tree)
-
-    @functools.cache
-    def tree(operand):
-        if operand < len(INPUTS):
-            return operand
-        op, *operands = graph[operand - len(INPUTS)]
-        parts = [tree(each) for each in operands]
-        if op == "add":
-            parts.sort(key=order)
-        return op, *parts
-
-    return tree(output)
+def used_inputs(expression):
+    """The inputs that an expression reads, in the order of INPUTS."""
+    operands = {operand for _, *operands in path_of(expression) for operand in operands}
+    return [name for name in INPUTS if name in operands]
 
 
-def graph_of(tree):
-    """The operations of nested tuples in post-order, with equal ones merged."""
-    graph = []
+def canonical(expression):
+    """The form in which expressions are compared: the operands of each `add` are sorted by their
+    number of operations, then by the operations, then by their inputs."""
+    if expression in INPUTS:
+        return expression
+    op, *operands = expression
+    operands = [canonical(operand) for operand in operands]
 
-    def append(tree):
-        if isinstance(tree, int):
-            return tree
-        op, *parts = tree
-        operation = (op, *map(append, parts))
-        if operation not in graph:
-            graph.append(operation)
-        return len(INPUTS) + graph.index(operation)
+    def order(operand):
+        operations = re.findall("[a-z]+", repr(operand))
+        inputs = [INPUTS.index(name) for name in re.findall("[A-Z]", repr(operand))]
+        return len(operations), operations, inputs
 
-    append(tree)
-    return tuple(graph)
-
-
-def canonical(graph):
-    """The form that is compared: the operations that the output depends on, in a fixed order."""
-    return graph_of(tree_of(graph, len(INPUTS) + len(graph) - 1))
+    if op == "add":
+        operands.sort(key=order)
+    return op, *operands
 
 
-def used_inputs(graph):
-    """Sorted numbers of the inputs that a graph reads."""
-    return sorted({operand for _, *operands in graph for operand in operands
-                   if operand < len(INPUTS)})
-
-
-def why_illegal(graph, max_path=None):
-    """None for a legal graph, else the reason. max_path: for a search, the largest number of
-    operations; then the graph must also mix tokens."""
-    shapes = infer_graph(graph)
-    if shapes is None:
-        return "the shapes of an operation's operands do not fit"
-    if not graph:
+def why_illegal(expression):
+    """None for a legal attention, else the reason."""
+    path = path_of(expression)
+    if not path:
         return "it does not end in an operation"
-    if shapes[-1] != "nd":
+    if None in path.values():
+        return "the shapes of an operation's operands do not fit"
+    if path[expression] != "nd":
         return "the output is not tokens x head dim"
-    if len(used_inputs(graph)) < 2:
+    if len(used_inputs(expression)) < 2:
         return "an attention reads 2 to 4 of Q, K, V, P"
-    if max_path is None:
-        return None
-    if len(graph) > max_path:
-        return "too many operations"
+    if len(path) > MAX_PATH:
+        return f"it has {len(path)} operations, more than {MAX_PATH}"
+    return None
+
+
+def mixes_tokens(expression):
+    """Whether a token sees others."""
+    return any(op in PRODUCTS or (op, shape) == ("softmax", "dn")
+               for (op, *_), shape in path_of(expression).items())
+
+
+def searchable(expression):
+    """Whether a search may propose an attention."""
     # D22: a searched attention mixes tokens; the paper does not ask for it
-    mixes = [op in PRODUCTS or (op, shape) == ("softmax", "dn")
-             for (op, *_), shape in zip(graph, shapes[len(INPUTS):])]
-    return None if any(mixes) else "no token sees another"
+    return not why_illegal(expression) and mixes_tokens(expression)
 
 
 # The text form: layers joined by " | ". A convolution is "conv65", an attention a formula. A result
@@ -309,70 +299,87 @@ TEXT = {
     "matmul": "({} @ {})", "cosine": "cos({}, {})", "euclidean": "dist({}, {})"}
 
 
-def formula(graph):
-    """The text form of a graph."""
-    reads = [operand for _, *operands in graph for operand in operands]
+def count_reads(expression):
+    """{input or operation: number of operands that it is}."""
+    return collections.Counter(
+        operand for _, *operands in path_of(expression) for operand in operands)
+
+
+def formula(expression):
+    """The text form of an expression."""
+    reads = count_reads(expression)
     names = iter("abcdefghijklmnorstuvwxyz")
     statements = []
-    texts = list(INPUTS)
-    for index, (op, *operands) in enumerate(graph, len(INPUTS)):
+    texts = dict(zip(INPUTS, INPUTS))
+    for part in path_of(expression):
+        op, *operands = part
         text = TEXT[op].format(*[texts[operand] for operand in operands])
-        if reads.count(index) > 1:
+        if reads[part] > 1:
             name = next(names)
             statements.append(f"{name} = {text}")
             text = name
-        texts.append(text)
-    tree = ast.parse("; ".join([*statements, texts[-1]]))  # removes needless parentheses
+        texts[part] = text
+    tree = ast.parse("; ".join([*statements, text]))  # removes needless parentheses
     return ast.unparse(tree).replace("\n", "; ")
 
 
 def parse_formula(text):
-    """The canonical graph of a formula. Raises ValueError with the reason."""
-    names = {name: index for index, name in enumerate(INPUTS)}
+    """The canonical expression of a formula. Raises ValueError with the reason."""
+    names = dict(zip(INPUTS, INPUTS))
     functions = {"cos": "cosine", "dist": "euclidean"}
+    operations = set()
 
     def read(tree):
-        """An expression as in tree_of()."""
+        """The expression of a syntax tree."""
         match tree:
             case ast.Name(name):
                 return names[name]
             case ast.BinOp(left, ast.Add(), right):
-                return "add", read(left), read(right)
+                op, operands = "add", (left, right)
             case ast.BinOp(left, ast.MatMult(), right):
-                return "matmul", read(left), read(right)
+                op, operands = "matmul", (left, right)
             case ast.Attribute(value, "T"):
-                return "transpose", read(value)
-            case ast.Call(ast.Name(name), values, []):
+                op, operands = "transpose", (value,)
+            case ast.Call(ast.Name(name), operands, []):
                 op = functions.get(name, name)
-                if op in OPS and len(values) == (1 if op in UNARY else 2):
-                    return op, *map(read, values)
-        raise ValueError
+                if op not in OPS or len(operands) != (1 if op in UNARY else 2):
+                    raise ValueError
+            case _:
+                raise ValueError
+        expression = op, *map(read, operands)
+        operations.add(expression)
+        if len(operations) > MAX_PATH:  # before anything walks through it: each may double it
+            raise OverflowError
+        return expression
 
+    shown = repr(text if len(text) < 200 else text[:200] + "...")
     try:
         *assignments, output = ast.parse(text.strip()).body
         for statement in assignments:
             names[statement.targets[0].id] = read(statement.value)
-        graph = canonical(graph_of(read(output.value)))
+        expression = canonical(read(output.value))
+    except (OverflowError, RecursionError, MemoryError):
+        raise ValueError(f"{shown}: more than {MAX_PATH} operations") from None
     except (SyntaxError, AttributeError, KeyError, ValueError):
-        raise ValueError(f"{text!r} is not a formula of Q, K, V, P: x + y, x @ y, x.T, neg, scale, "
+        raise ValueError(f"{shown} is not a formula of Q, K, V, P: x + y, x @ y, x.T, neg, scale, "
                          "softmax, logsigmoid, softsign, cos, dist") from None
-    if reason := why_illegal(graph):
-        raise ValueError(f"{text!r}: {reason}")
-    return graph
+    if reason := why_illegal(expression):
+        raise ValueError(f"{shown}: {reason}")
+    return expression
 
 
-def simplify(graph):
-    """An equal graph with fewer minus signs: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
+def simplify(expression):
+    """An equal expression with fewer minus signs: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
 
     A minus sign moves through operations that are linear or odd, and a cosine does not depend on
-    the scale of its operands. For people to read: a search works on the graphs that it drew.
+    the scale of its operands. For people to read: a search works on what it drew.
     """
 
-    def simple(tree):
-        if isinstance(tree, int):
-            return tree
-        op, *parts = tree
-        match op, *map(simple, parts):
+    def simple(expression):
+        if expression in INPUTS:
+            return expression
+        op, *operands = expression
+        match op, *map(simple, operands):
             case ("neg", ("neg", x)) | ("transpose", ("transpose", x)):
                 return x
             case ("transpose" | "scale" | "softsign", ("neg", x)):
@@ -384,8 +391,8 @@ def simplify(graph):
             case other:
                 return other
 
-    tree = simple(tree_of(graph, len(INPUTS) + len(graph) - 1))
-    return min(graph, canonical(graph_of(tree)), key=len)
+    shorter = canonical(simple(expression))
+    return min(expression, shorter, key=lambda each: len(path_of(each)))
 
 
 def arch_text(arch):
@@ -452,54 +459,6 @@ def read_arch(name, layers):
 # --- model ----------------
 
 
-def zero_padding(x, axes, contracted, mask):
-    """x (B, N, *, *) with zeros at padding, if a product will sum over an axis of tokens.
-
-    axes: the shape of x, such as "nd". contracted: the axis (0 or 1) over which the product sums.
-    mask: (B, T), True at real tokens, or None.
-    """
-    # D5: no sum sees padding; the paper does not mention it
-    if mask is None or axes[contracted] != "n":
-        return x
-    visible = mask[:, None, :, None] if contracted == 0 else mask[:, None, None, :]
-    return torch.where(visible, x, 0.0)
-
-
-SIMPLE = {
-    "neg": torch.neg,
-    "transpose": lambda x: x.transpose(-1, -2),
-    "add": torch.add,
-    "logsigmoid": F.logsigmoid,
-    # D15: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
-    "softsign": F.softsign,
-}
-
-
-def run_op(op, values, axes, mask, dropout):
-    """An operation of Table 1 other than scale, on (B, N, *, *) tensors of the shapes `axes`."""
-    if op in SIMPLE:
-        return SIMPLE[op](*values)
-    x = values[0]
-    y = values[-1]
-    if op == "softmax":
-        weights = softmax_over_tokens(x, mask) if axes[0][1] == "n" else F.softmax(x, dim=-1)
-        # D25: dropout on the n x n softmax alone; the paper does not say where
-        return F.dropout(weights, dropout) if axes[0] == "nn" else weights
-    if op == "matmul":
-        return x @ zero_padding(y, axes[1], 0, mask)  # one side is enough: x is finite
-    x = zero_padding(x, axes[0], 1, mask)
-    y = zero_padding(y, axes[1], 1, mask)
-    return cosine(x, y) if op == "cosine" else euclidean(x, y)
-
-
-def softmax_over_tokens(x, mask):
-    """Softmax of (B, N, *, T) over its last axis, with 0 at padding (D5); mask as in
-    zero_padding."""
-    if mask is not None:
-        x = x.masked_fill(~mask[:, None, None, :], float("-inf"))
-    return F.softmax(x, dim=-1)
-
-
 def cosine(x, y):
     """Cosine similarity of each row of x (B, N, n, d) with each of y (B, N, m, d): (B, N, n, m)."""
     x = F.normalize(x, dim=-1, eps=1e-6)
@@ -514,67 +473,103 @@ def euclidean(x, y):
     return distances.clamp_min(0.001)  # below it is rounding, which a later cosine would enlarge
 
 
-def find_softmax_attention(graph):
-    """The operands (A, X, C) and the set of four operations if a graph ends with
-    softmax(scale(A @ X)) @ C, else None. A and C must be "nd" and X "dn", and no other operation
-    may read the parts.
-
-    The four operations run as scaled_dot_product_attention, which never stores the n x n weights.
-    """
-    reads = [operand for _, *operands in graph for operand in operands]
-    operand = len(INPUTS) + len(graph) - 1
-    chain = []
-    for op in ("matmul", "softmax", "scale", "matmul"):  # from the output, along first operands
-        node = graph[operand - len(INPUTS)] if operand >= len(INPUTS) else (None,)
-        if node[0] != op or reads.count(operand) > 1:
-            return None
-        chain.append(operand)
-        operand = node[1]
-    _, query, key = node
-    value = graph[-1][2]
-    shapes = infer_graph(graph)
-    if (shapes[query], shapes[key]) != ("nd", "dn"):
-        return None
-    return query, key, value, set(chain)
+def table_1(head_dim):
+    """The operations of Table 1 as functions of (B, N, *, *) tensors."""
+    return {
+        "neg": torch.neg,
+        "transpose": lambda x: x.transpose(-1, -2),
+        # D2: scale divides by the root of Eq. 2's d_h; Table 1's d_x is the width of x
+        "scale": lambda x: x / math.sqrt(head_dim),
+        "softmax": lambda x: F.softmax(x, dim=-1),
+        "logsigmoid": F.logsigmoid,
+        # D15: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
+        "softsign": F.softsign,
+        "add": torch.add,
+        "matmul": torch.matmul,
+        "cosine": cosine,
+        "euclidean": euclidean,
+    }
 
 
-def run_graph(graph, inputs, mask=None, dropout=0.0, plan=None):
-    """The output (B, N, T, D) of a graph.
+def fill_padding(x, axis, value, mask):
+    """x (B, N, *, *) with a value at the padding of an axis of tokens, -2 or -1. mask: (B, T), True
+    at real tokens, or None."""
+    if mask is None:
+        return x
+    visible = mask[:, None, :, None] if axis == -2 else mask[:, None, None, :]
+    return torch.where(visible, x, value)
 
-    inputs: {operand: (B, N, T, D)} of the inputs that it reads. mask: (B, T), True at real tokens,
-    or None. plan: (infer_graph, find_softmax_attention) of the graph, to compute them once."""
-    shapes, fused = plan or (infer_graph(graph), find_softmax_attention(graph))
+
+def hide_padding(op, operands, shapes, mask):
+    """The operands of an operation, changed so that it sums over real tokens alone."""
+    # D5: no sum sees padding; the paper does not mention it
+    x = operands[0]
+    y = operands[-1]
+    if op == "softmax" and shapes[0][1] == "n":
+        return [fill_padding(x, -1, -math.inf, mask)]
+    if op in ("cosine", "euclidean") and shapes[0][1] == "n":  # both sum over the last axes
+        return [fill_padding(x, -1, 0.0, mask), fill_padding(y, -1, 0.0, mask)]
+    if op == "matmul" and shapes[1][0] == "n":
+        return [x, fill_padding(y, -2, 0.0, mask)]  # one side is enough: x is finite
+    return operands
+
+
+def run_graph(path, inputs, mask=None, dropout=0.0):
+    """{input or operation: its value (B, N, *, *)} of a path_of(expression).
+
+    inputs: {name: (B, N, T, D)}. mask: (B, T), True at real tokens, or None."""
     values = dict(inputs)
-    width = next(iter(inputs.values())).shape[-1]
-    for index, (op, *operands) in enumerate(graph, len(INPUTS)):
-        if fused and index in fused[3]:
-            continue
-        if op == "scale":
-            # D2: scale divides by the root of Eq. 2's d_h; Table 1's d_x is the width of x
-            values[index] = values[operands[0]] / math.sqrt(width)
-            continue
-        axes = [shapes[operand] for operand in operands]
-        values[index] = run_op(op, [values[operand] for operand in operands], axes, mask, dropout)
-    if not fused:
-        return values[len(shapes) - 1]
-    query = values[fused[0]]
-    key = values[fused[1]].transpose(-1, -2)
-    value = zero_padding(values[fused[2]], "nd", 0, mask)
+    table = table_1(head_dim=next(iter(inputs.values())).shape[-1])
+    for operation, shape in path.items():
+        op, *names = operation
+        shapes = [path.get(name, "nd") for name in names]
+        operands = hide_padding(op, [values[name] for name in names], shapes, mask)
+        values[operation] = table[op](*operands)
+        # D25: dropout on the n x n softmax alone; the paper does not say where
+        if (op, shape) == ("softmax", "nn"):
+            values[operation] = F.dropout(values[operation], dropout)
+    return values
+
+
+def find_softmax_attention(expression):
+    """(A, X, C) if the expression is softmax(scale(A @ X)) @ C, else None. A and C must be "nd" and
+    X "dn", and no other operation may read the parts.
+
+    It runs as scaled_dot_product_attention, which never stores the n x n weights.
+    """
+    match expression:
+        case ("matmul", ("softmax", ("scale", ("matmul", A, X))), C):
+            path = path_of(expression)
+            shapes = path.get(A, "nd"), path.get(X, "nd")
+            weights = expression[1]
+            parts = weights, weights[1], weights[1][1]
+            reads = count_reads(expression)
+            if shapes == ("nd", "dn") and all(reads[part] == 1 for part in parts):
+                return A, X, C
+    return None
+
+
+def softmax_attention(query, key, value, mask, dropout):
+    """softmax(scale(query @ key)) @ value of (B, N, T, D), (B, N, D, T) and (B, N, T, D)."""
+    value = fill_padding(value, -2, 0.0, mask)
     visible = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, T)
-    return F.scaled_dot_product_attention(query, key, value, visible, dropout)
+    return F.scaled_dot_product_attention(query, key.transpose(-1, -2), value, visible, dropout)
 
 
 class AttentionMixer(nn.Module):
-    """Projections of x, a graph in each head, and W_O (Eq. 1). x (B, T, H), mask (B, T) -> (B, T,
-    H)."""
+    """Projections of x, an expression in each head, and W_O (Eq. 1). x (B, T, H), mask (B, T) ->
+    (B, T, H)."""
 
-    def __init__(self, graph, hidden, heads, dropout):
+    def __init__(self, expression, hidden, heads, dropout):
         super().__init__()
-        self.graph = graph
+        self.expression = expression
         self.heads = heads
         self.dropout = dropout
-        self.reads = used_inputs(graph)
-        self.plan = infer_graph(graph), find_softmax_attention(graph)
+        self.reads = used_inputs(expression)
+        self.fused = find_softmax_attention(expression)
+        self.path = {}
+        for part in self.fused or [expression]:
+            self.path |= path_of(part)
         self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P
         self.output = nn.Linear(hidden, hidden)  # W_O
 
@@ -585,7 +580,12 @@ class AttentionMixer(nn.Module):
         stacked = self.inputs(x).view(B, T, I, N, H // N)  # (B, T, I, N, D)
         inputs = dict(zip(self.reads, stacked.permute(2, 0, 3, 1, 4)))  # I x (B, N, T, D)
         dropout = self.dropout if self.training else 0.0
-        mixed = run_graph(self.graph, inputs, mask, dropout, self.plan)  # (B, N, T, D)
+        values = run_graph(self.path, inputs, mask, dropout)
+        if self.fused:
+            query, key, value = [values[part] for part in self.fused]
+            mixed = softmax_attention(query, key, value, mask, dropout)
+        else:
+            mixed = values[self.expression]  # (B, N, T, D)
         return self.output(mixed.transpose(1, 2).reshape(B, T, H))
 
 
@@ -831,7 +831,7 @@ def slot(name, value, arch):
         return name, (slice(None), slice(first, first + layer))
     reads = used_inputs(layer)
     width = value.shape[0] // len(reads)
-    parts = [torch.arange(index * width, (index + 1) * width) for index in reads]
+    parts = [torch.arange(width) + width * INPUTS.index(each) for each in reads]
     return name, torch.cat(parts)
 
 
@@ -905,12 +905,12 @@ class SuperNet:
 
 
 def grow(rng, length):
-    """A random graph of `length` operations, or () where the draws do not fit. Results that nothing
-    reads yet never outnumber what the remaining operations can join."""
+    """A random expression of up to `length` operations, or None where the draws do not fit. Results
+    that nothing reads yet never outnumber what the remaining operations can join."""
+    expressions = list(INPUTS)  # and each operation that is drawn; the numbers below are indices
     inputs = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
-    shapes = {operand: "nd" for operand in inputs}
+    shapes = {number: "nd" for number in inputs}
     unread = set(inputs)
-    graph = []
     for left in reversed(range(length)):
         for _ in range(30):
             op = rng.choice(OPS)
@@ -922,43 +922,43 @@ def grow(rng, length):
             if shape and len(others) <= left and (left or shape == "nd"):
                 break
         else:
-            return ()
-        newest = len(INPUTS) + len(graph)
-        graph.append((op, *operands))
+            return None
+        newest = len(expressions)
+        expressions.append((op, *[expressions[operand] for operand in operands]))
         shapes[newest] = shape
         unread = others | {newest}
-    return tuple(graph)
+    return canonical(expressions[-1])
 
 
 @torch.no_grad()
-def gain(graph, cfg):
-    """The size of what an attention of this graph adds to an input of size 1, before any training:
-    at the length, head dim and initialisation of cfg."""
+def gain(expression, cfg):
+    """The size of what an attention adds to an input of size 1, before any training: at the length,
+    head dim and initialisation of cfg."""
     generator = torch.Generator().manual_seed(0)
     deviation = cfg.init_std * math.sqrt(cfg.hidden)  # of projections; 0.55 in BERT-base
     shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads
-    values = deviation * torch.randn(shape, generator=generator)
-    output = run_graph(graph, dict(enumerate(values)))
-    return deviation * output.square().mean().sqrt().item()
+    inputs = deviation * torch.randn(shape, generator=generator)
+    values = run_graph(path_of(expression), dict(zip(INPUTS, inputs)))
+    return deviation * values[expression].square().mean().sqrt().item()
 
 
-def sample_graph(rng, cfg):
-    """A random legal graph of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
+def sample_attention(rng, cfg):
+    """A random legal attention of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
     # D38: a random attention adds neither next to nothing nor more than half of its input's size.
     # V + neg(V) adds nothing. After many products over tokens without a softmax, LayerNorm leaves
-    # little of the input, and the network does not learn. Mutations still reach all legal graphs
+    # little of the input, and the network does not learn. Mutations still reach all others
     while True:
-        graph = canonical(grow(rng, rng.randint(1, MAX_PATH)))
-        if not why_illegal(graph, MAX_PATH) and 0.001 < gain(graph, cfg) < 0.5:
-            return graph
+        expression = grow(rng, rng.randint(1, MAX_PATH))
+        if expression and searchable(expression) and 0.001 < gain(expression, cfg) < 0.5:
+            return expression
 
 
 def sample_arch(rng, cfg):
     """A random architecture."""
     # D23: a layer is an attention with probability 1/3, else a convolution, since three random
     # attentions in four layers hardly ever learn; the paper does not say
-    return tuple(sample_graph(rng, cfg) if rng.random() < 1 / 3 else rng.choice(KERNELS)
+    return tuple(sample_attention(rng, cfg) if rng.random() < 1 / 3 else rng.choice(KERNELS)
                  for _ in range(cfg.layers))
 
 
@@ -999,7 +999,7 @@ class OperationPriority:
             for number, layer in enumerate(parse_arch(line["arch"])):
                 options = [(number, layer)]
                 if not isinstance(layer, int):
-                    options = [(position, op) for position, (op, *_) in enumerate(layer)]
+                    options = [(position, op) for position, (op, *_) in enumerate(path_of(layer))]
                 # D33: N_i of Eq. 3 counts occurrences in evaluated candidates, most of them
                 # inherited; the paper's counts what was sampled
                 for option in options:
@@ -1023,10 +1023,10 @@ class OperationPriority:
                 for weight, fits in zip(weights, allowed)]
 
 
-# The edits of an attention. Each yields (new operation or None, tree) for every tree of tree_of()
-# that can replace the tree `old`; `others` are the inputs and the operations before it. Some of the
+# The edits of an attention. Each yields (new operation or None, expression) for every expression
+# that can replace the operation `old`; `others` are the inputs and the operations before it. Some
 # results are illegal.
-# D7: a mutation is one of these five edits of a graph; the paper names none
+# D7: a mutation is one of these five edits of an attention; the paper names none
 
 
 def applied(parts, others):
@@ -1042,23 +1042,23 @@ def applied(parts, others):
                 yield op, other, parts[0]
 
 
-def with_part(tree, side, part):
-    """The tree with another operand."""
-    return *tree[:side + 1], part, *tree[side + 2:]
+def with_operand(operation, side, operand):
+    """The operation with another operand."""
+    return *operation[:side + 1], operand, *operation[side + 2:]
 
 
 def replace(old, others):
     """Another operation on the same operands. Between binary operations one operand may also gain
-    or lose a transpose: the step from cos(a, b) to a @ b.T leads through no other legal graph."""
+    or lose a transpose: else no legal attention is between cos(a, b) and a @ b.T."""
     op, *parts = old
     for new in applied(parts, others):
         yield new[0], new
     for side, new in itertools.product(range(len(parts)), BINARY if op in BINARY else ()):
         match parts[side]:
             case ("transpose", part):
-                yield new, with_part((new, *parts), side, part)
+                yield new, with_operand((new, *parts), side, part)
             case part:
-                yield new, with_part((new, *parts), side, ("transpose", part))
+                yield new, with_operand((new, *parts), side, ("transpose", part))
 
 
 def append(old, others):
@@ -1071,7 +1071,7 @@ def insert(old, others):
     """A new operation on the edge from one of the operands."""
     for side, part in enumerate(old[1:]):
         for new in applied([part], others):
-            yield new[0], with_part(old, side, new)
+            yield new[0], with_operand(old, side, new)
 
 
 def delete(old, others):
@@ -1083,37 +1083,40 @@ def delete(old, others):
 def rewire(old, others):
     """The operation reads another operand."""
     for side, other in itertools.product(range(len(old) - 1), others):
-        yield None, with_part(old, side, other)
+        yield None, with_operand(old, side, other)
 
 
 # D35: delete and rewire make no new operation, so they are drawn uniformly and not by Eq. 3
 EDITS = (replace, append, insert, delete, rewire)
 
 
-def substitute(tree, old, new):
-    """The tree with `new` instead of `old` everywhere."""
-    if tree == old or isinstance(tree, int):
-        return new if tree == old else tree
-    return tree[0], *[substitute(part, old, new) for part in tree[1:]]
+def substitute(expression, old, new):
+    """The expression with `new` instead of `old` everywhere."""
+    if expression == old:
+        return new
+    if expression in INPUTS:
+        return expression
+    return expression[0], *[substitute(operand, old, new) for operand in expression[1:]]
 
 
 def shuffled(values, rng):
     return sorted(values, key=lambda _: rng.random())
 
 
-def edit_graph(graph, rng, priority):
-    """A legal graph one edit away, or None.
+def edit_attention(parent, rng, priority):
+    """A legal attention one edit away, or None.
 
     Edit and position are uniform. A new operation is drawn by the priorities of its position in the
     child (Sec. 3.2: a path of length k uses the first k distributions).
     """
     # D41: an operation after the last one is drawn by the priorities of position k + 1
-    trees = [tree_of(graph, operand) for operand in range(len(INPUTS) + len(graph))]
-    for edit, index in shuffled(itertools.product(EDITS, range(len(graph))), rng):
-        others = trees[:len(INPUTS) + index]
-        old = trees[len(INPUTS) + index]
-        position = index + (edit is append)
-        replacements = {}  # {new operation or None: the trees that have it}
+    parts = [*INPUTS, *path_of(parent)]
+    numbers = range(len(INPUTS), len(parts))
+    for edit, number in shuffled(itertools.product(EDITS, numbers), rng):
+        others = parts[:number]
+        old = parts[number]
+        position = number - len(INPUTS) + (edit is append)
+        replacements = {}  # {new operation or None: the expressions that have it}
         for op, new in edit(old, others):
             replacements.setdefault(op, []).append(new)
         while replacements:
@@ -1122,10 +1125,11 @@ def edit_graph(graph, rng, priority):
                 chances = priority.probabilities(OPS, position, replacements)
                 op = rng.choices(OPS, chances)[0]
             for new in shuffled(replacements.pop(op), rng):
-                child = canonical(graph_of(substitute(trees[-1], old, new)))
-                if child == graph or why_illegal(child, MAX_PATH):
+                child = canonical(substitute(parent, old, new))
+                if child == parent or not searchable(child):
                     continue
-                if op is None or position < len(child) and child[position][0] == op:
+                path = [*path_of(child)]
+                if op is None or position < len(path) and path[position][0] == op:
                     return child
     return None
 
@@ -1145,12 +1149,12 @@ def mutate(parent, rng, priority):
             # D24: half of the new attentions are another layer's
             child[layer] = rng.choice(attentions)
         else:
-            child[layer] = sample_graph(rng, priority.cfg)
+            child[layer] = sample_attention(rng, priority.cfg)
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
         child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
     else:
-        child[layer] = edit_graph(child[layer], rng, priority) or child[layer]
+        child[layer] = edit_attention(child[layer], rng, priority) or child[layer]
     return tuple(child)
 
 
@@ -1278,7 +1282,7 @@ def task_scores(result, cfg):
 def short_form(arch):
     """The kinds of the layers: conv3 att5 stands for a convolution with kernel 3 and an attention
     of 5 operations."""
-    return " ".join(f"conv{layer}" if isinstance(layer, int) else f"att{len(layer)}"
+    return " ".join(f"conv{layer}" if isinstance(layer, int) else f"att{len(path_of(layer))}"
                     for layer in arch)
 
 

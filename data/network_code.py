@@ -1,7 +1,7 @@
 """A network that autobert_zero.py found, as a Python module in plain torch and as a drawing.
 
 The module has the source of autobert_zero.py's own classes and functions. Only the attentions are
-generated: a class for each found graph, with a line for each of its products, sums and softmaxes.
+generated: a class for each of them, with a line for each of its products, sums and softmaxes.
 """
 import ast
 import sys
@@ -16,6 +16,7 @@ PYTHON = {  # an operation of Table 1 as an expression of its operands
     "neg": "-({0})",
     "transpose": "({0}).transpose(-1, -2)",
     "scale": "({0}) / self.scale",
+    "softmax": "F.softmax({0}, dim=-1)",
     "logsigmoid": "F.logsigmoid({0})",
     "softsign": "F.softsign({0})",
     "add": "({0}) + ({1})",
@@ -224,49 +225,50 @@ def sources(home, *names):
 
 def expression(op, operands, axes):
     """One operation in Python. operands: their expressions; axes: their shapes ("nd", ...)."""
-    if op == "softmax" and axes[0][1] != "n":
-        return f"F.softmax({operands[0]}, dim=-1)"
-    if op == "softmax":
-        text = f"softmax_over_tokens({operands[0]}, mask)"
-        return f"self.dropout({text})" if axes[0] == "nn" else text
-    if op in ("matmul", "cosine", "euclidean"):  # no sum over tokens sees padding
-        summed = 0 if op == "matmul" else 1
-        if axes[1][summed] == "n":
-            operands[1] = f"zero_padding({operands[1]}, '{axes[1]}', {summed}, mask)"
-        if op != "matmul" and axes[0][1] == "n":
-            operands[0] = f"zero_padding({operands[0]}, '{axes[0]}', 1, mask)"
+    filled = ()  # operands in which padding is filled, as in hide_padding()
+    if axes[0][1] == "n" and op in ("softmax", "cosine", "euclidean"):
+        filled = range(len(operands))
+        rest = "-1, -math.inf, mask" if op == "softmax" else "-1, 0.0, mask"
+    elif op == "matmul" and axes[1][0] == "n":
+        filled = 1,
+        rest = "-2, 0.0, mask"
+    for number in filled:
+        operands[number] = f"fill_padding({operands[number]}, {rest})"
     text = PYTHON[op].format(*operands)
+    if op == "softmax" and axes[0] == "nn":
+        text = f"self.dropout({text})"
     return ast.unparse(ast.parse(text))  # without needless parentheses
 
 
-def attention_class(home, title, graph):
+def attention_class(home, title, attention):
     """The source of an attention. An operation on one operand is written where it is read, if it is
     read once."""
-    shapes = home.infer_graph(graph)
-    reads = [home.INPUTS[index] for index in home.used_inputs(graph)]
-    read = [operand for _, *operands in graph for operand in operands]
-    texts = list(home.INPUTS)
+    inputs = home.used_inputs(attention)
+    path = home.path_of(attention)
+    reads = home.count_reads(attention)
+    texts = dict(zip(inputs, inputs))
     lines = []
-    for index, (op, *operands) in enumerate(graph, len(texts)):
+    for operation, shape in path.items():
+        op, *operands = operation
         parts = [texts[operand] for operand in operands]
-        text = expression(op, parts, [shapes[operand] for operand in operands])
+        text = expression(op, parts, [path.get(operand, "nd") for operand in operands])
         unary = len(operands) == 1 and op != "softmax"
-        inline = unary and read.count(index) == 1 and len(text) < 60
-        if index == len(shapes) - 1:
+        inline = unary and reads[operation] == 1 and len(text) < 60
+        if operation == attention:
             lines.append(f"return {text}")
         elif not inline:
             name = f"{op}{len(lines) + 1}"
-            lines.append(f"{name} = {text}  # {AXES[shapes[index]]}")
+            lines.append(f"{name} = {text}  # {AXES[shape]}")
             text = name
-        texts.append(text)
-    formula = home.formula(graph).replace("; ", "\n    ")
+        texts[operation] = text
+    formula = home.formula(attention).replace("; ", "\n    ")
     body = "\n        ".join(lines)
     return f'''
 class {title}(Attention):
     """{formula}"""
-    reads = "{"".join(reads)}"
+    reads = "{"".join(inputs)}"
 
-    def mix(self, mask, {", ".join(reads)}):
+    def mix(self, mask, {", ".join(inputs)}):
         {body}
 '''
 
@@ -278,10 +280,10 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
     for number, layer in enumerate(arch, 1):
         if not isinstance(layer, int):
             titles.setdefault(layer, f"Attention{number}")
-    mixers = [attention_class(home, title, graph) for graph, title in titles.items()]
+    mixers = [attention_class(home, title, layer) for layer, title in titles.items()]
     model = "TaskModel" if labels else "LanguageModel"
     spans = labels == SPAN
-    helpers = ("zero_padding", "softmax_over_tokens", "cosine", "euclidean")
+    helpers = ("fill_padding", "cosine", "euclidean")
     helpers = [name for name in helpers if f"{name}(" in "".join(mixers)]
     kind = "words" if labels is None else "spans" if spans else "classes"
     layers = [f"{number:4}  {home.arch_text([layer])}" for number, layer in enumerate(arch, 1)]
@@ -343,11 +345,15 @@ def mermaid(home, arch):
             continue
         lines.append(f"  subgraph L{number}[{number}: attention]")
         lines.append("    direction BT")
-        for index in home.used_inputs(layer):
-            lines.append(f"    L{number}_{index}(({home.INPUTS[index]}))")
-        for index, (op, *operands) in enumerate(layer, len(home.INPUTS)):
-            lines.append(f"    L{number}_{index}[{op}]")
-            lines += [f"    L{number}_{operand} --> L{number}_{index}" for operand in operands]
+        inputs = home.used_inputs(layer)
+        nodes = dict(zip(inputs, inputs))
+        lines += [f"    L{number}_{name}(({name}))" for name in inputs]
+        for operation in home.path_of(layer):
+            op, *operands = operation
+            nodes[operation] = len(nodes)
+            lines.append(f"    L{number}_{nodes[operation]}[{op}]")
+            lines += [f"    L{number}_{nodes[operand]} --> L{number}_{nodes[operation]}"
+                      for operand in operands]
         lines.append("  end")
     lines += [f"  L{number} --> L{number + 1}" for number in range(1, len(arch))]
     return "\n".join(lines) + "\n"

@@ -29,46 +29,52 @@ TINY = abz.Config(
 
 
 @functools.cache
-def random_graphs():
+def random_attentions():
     rng = random.Random(0)
-    return [abz.sample_graph(rng, TINY) for _ in range(100)]
+    return [abz.sample_attention(rng, TINY) for _ in range(100)]
 
 
-def random_inputs(graph):
+def random_inputs():
     torch.manual_seed(0)
     values = torch.randn(4, 2, 2, 7, 4).double()
-    used = abz.used_inputs(graph)
-    return {index: values[index] for index in used}  # (B, N, T, D) each
+    return dict(zip(abz.INPUTS, values))  # (B, N, T, D) each
+
+
+def run(attention, inputs, mask=None):
+    """The value of an attention, operation by operation."""
+    return abz.run_graph(abz.path_of(attention), inputs, mask)[attention]
 
 
 # Search space
 
 
-def test_sampled_graphs_are_legal_and_varied():
-    graphs = random_graphs()
-    for graph in graphs:
-        assert abz.canonical(graph) == graph
-        assert 0.001 < abz.gain(graph, TINY) < 0.5  # D38
-    assert {*map(len, graphs)} >= {*range(3, 13)}
-    assert {op for graph in graphs for op, *_ in graph} == {*abz.OPS}
+def test_sampled_attentions_are_legal_and_varied():
+    lengths = set()
+    names = set()
+    for attention in random_attentions():
+        path = abz.path_of(attention)
+        lengths.add(len(path))
+        names |= {op for op, *_ in path}
+        assert abz.canonical(attention) == attention
+        assert 0.001 < abz.gain(attention, TINY) < 0.5  # D38
+    assert lengths >= {*range(3, 13)}
+    assert names == {*abz.OPS}
 
 
-def test_a_legal_search_graph_is_one_in_which_tokens_see_each_other():
+def test_a_search_proposes_attentions_in_which_tokens_see_each_other():
     """A change of the last token reaches others, or none of them."""
     texts = ["Q + K", "softmax(neg(Q)) + scale(K)", "softsign(Q.T).T + V"]
     apart = [abz.parse_formula(text) for text in texts]
-    for graph in [*random_graphs(), *apart]:
-        inputs = random_inputs(graph)
-        before = abz.run_graph(graph, inputs)
+    for attention in [*random_attentions(), *apart]:
+        inputs = random_inputs()
+        before = run(attention, inputs)
         for value in inputs.values():
             last = value[:, :, -1]
             last.sin_().add_(1)
-        after = abz.run_graph(graph, inputs)
-        others = (before != after)[:, :, :-1]
+        others = (before != run(attention, inputs))[:, :, :-1]
         changed = bool(others.any())
-        assert changed == (graph not in apart)
-        legal = abz.why_illegal(graph, 12) is None
-        assert legal == changed
+        assert changed == (attention not in apart)
+        assert abz.searchable(attention) == changed
 
 
 def test_the_text_form_is_read_back_and_shares_sub_expressions():
@@ -76,8 +82,8 @@ def test_the_text_form_is_read_back_and_shares_sub_expressions():
     for _ in range(20):
         arch = abz.sample_arch(rng, TINY)
         assert abz.parse_arch(abz.arch_text(arch)) == arch
-    graph = abz.parse_formula("a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a")
-    assert graph == abz.parse_formula("softmax(scale(logsigmoid(Q) @ K.T)) @ logsigmoid(Q)")
+    attention = abz.parse_formula("a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a")
+    assert attention == abz.parse_formula("softmax(scale(logsigmoid(Q) @ K.T)) @ logsigmoid(Q)")
     assert abz.parse_formula("Q + K") == abz.parse_formula("K + Q")
     assert abz.parse_formula("Q @ K.T @ V") != abz.parse_formula("K @ Q.T @ V")
 
@@ -90,19 +96,20 @@ def test_the_text_form_is_read_back_and_shares_sub_expressions():
     "softmax(Q)",
     "conv4",
     "softmax(Q, dim=0) + K",
+    "Q" + " + K" * 600,
+    "a = V + V; b = a + a; c = b + b;" + "c = c + c;" * 600 + "c + Q",
 ])
 def test_illegal_text_is_refused(text):
     with pytest.raises(ValueError, match="layer 1: "):
         abz.parse_arch(text)
 
 
-def test_a_simplified_graph_computes_the_same():
+def test_a_simplified_attention_computes_the_same():
     minus = abz.parse_formula("neg(cos(Q, K)) @ neg(P)")
     assert abz.formula(abz.simplify(minus)) == "cos(Q, K) @ P"
-    for graph in random_graphs():
-        inputs = random_inputs(graph)
-        short = abz.run_graph(abz.simplify(graph), inputs)
-        assert_close(short, abz.run_graph(graph, inputs))
+    for attention in random_attentions():
+        inputs = random_inputs()
+        assert_close(run(abz.simplify(attention), inputs), run(attention, inputs))
 
 
 def test_published_architecture():
@@ -139,8 +146,8 @@ def test_flops_of_every_operation():
     """BERT's, and three products of 128 x 128 x 64 in each of 12 heads."""
     bert = abz.count(abz.read_arch("bert", 12), abz.Config())
     assert bert["flops"] == pytest.approx(2.235e10, rel=1e-3)
-    graph = abz.parse_formula("cos(Q, K) @ dist(Q, V) @ V")
-    counts = abz.count((graph,), abz.Config(layers=1))
+    attention = abz.parse_formula("cos(Q, K) @ dist(Q, V) @ V")
+    counts = abz.count((attention,), abz.Config(layers=1))
     projections = 2 * 128 * 768 * (4 * 768 + 2 * 3072)
     mixer = 12 * 2 * 128 * 128 * (64 + 64 + 128 + 64)
     assert counts["flops"] == projections + mixer
@@ -180,15 +187,18 @@ def test_padding_changes_nothing_in_whole_models(name):
     ("softmax(scale(Q @ K.T)) @ V + Q", False),
 ])
 def test_softmax_attention_runs_fused_as_operation_by_operation(text, fused):
-    graph = abz.parse_formula(text)
-    assert bool(abz.find_softmax_attention(graph)) == fused
-    inputs = random_inputs(graph)
-    apart = (abz.infer_graph(graph), None)
+    torch.manual_seed(0)
+    attention = abz.parse_formula(text)
+    mixer = abz.AttentionMixer(attention, 16, 2, 0.0)
+    assert bool(mixer.fused) == fused
+    apart = abz.AttentionMixer(attention, 16, 2, 0.0)
+    apart.load_state_dict(mixer.state_dict())
+    apart.fused = None
+    apart.path = abz.path_of(attention)
+    x = torch.randn(2, 7, 16)
     lengths = torch.tensor([[7], [4]])
-    mask = torch.arange(7) < lengths
-    for visible in (None, mask):
-        expected = abz.run_graph(graph, inputs, visible, plan=apart)
-        assert_close(abz.run_graph(graph, inputs, visible), expected)
+    for mask in (None, torch.arange(7) < lengths):
+        assert_close(mixer(x, mask), apart(x, mask))
 
 
 def test_the_gradient_of_a_distance_is_finite_where_rows_coincide():
@@ -324,15 +334,17 @@ def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
             drawn.append((position, rng.choice(sorted(legal))))
             return [option == drawn[-1][1] for option in options]
 
-    for graph in random_graphs():
+    for parent in random_attentions():
         drawn.clear()
-        child = abz.edit_graph(graph, rng, Priority())
-        assert child != graph
-        assert abz.why_illegal(child, 12) is None
-        if len(child) > len(graph):  # by an insertion, which draws last
+        child = abz.edit_attention(parent, rng, Priority())
+        assert child != parent
+        assert abz.searchable(child)
+        size = len(abz.path_of(parent))
+        path = [*abz.path_of(child)]
+        if len(path) > size:  # by an insertion, which draws last
             position, op = drawn[-1]
-            assert child[position][0] == op
-        assert all(0 <= position <= len(graph) for position, _ in drawn)  # Sec. 3.2, D41
+            assert path[position][0] == op
+        assert all(0 <= position <= size for position, _ in drawn)  # Sec. 3.2, D41
 
 
 def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
