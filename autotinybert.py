@@ -32,6 +32,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections import namedtuple
 from pathlib import Path
 from typing import Literal
 
@@ -108,7 +109,7 @@ class Config:
     latency_threads: int = 1  # CPU threads; with 1, CPU seconds are measured (D7) [1, 1024]
     latency_batch: int = 1  # sequences at a time [>= 1]
     latency_length: int = 128  # tokens a sequence [>= 1]
-    latency_rounds: int = 2  # measurements of an architecture; the lowest counts [1, 10000]
+    latency_rounds: int = 5  # measurements of an architecture [1, 10000]
     latency_archs: int = 400  # architectures that are measured for the predictor [2, 1000000]
     # search
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random, or Sec. 4.4
@@ -554,10 +555,8 @@ def make_optimizer(model, weight_decay):
 
 @torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of encoder and pooler on the target device, with random weights: the mean of the
-    middle five of nine passes, after two that warm up."""
-    # D20*: a timing is a trimmed mean, and the predictor learns from the lowest of two timings; the
-    # released code averages all passes but the first of ten, and the paper does not say
+    """Milliseconds of encoder and pooler on the target device, with random weights: the median of
+    three passes, after one that warms up."""
     device = torch.device(cfg.latency_device)
     with device:
         encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
@@ -569,14 +568,45 @@ def time_model(arch, cfg):
     threads = torch.get_num_threads()
     torch.set_num_threads(cfg.latency_threads)
     times = []
-    for _ in range(2 + 9):
+    for _ in range(1 + 3):
         start = clock()
         encoder.pool(encoder(ids, ids))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1000 * (clock() - start))
     torch.set_num_threads(threads)
-    return statistics.fmean(sorted(times[2:])[2:-2])
+    return statistics.median(times[1:])
+
+
+GROUP = 8  # shapes that are timed after each timing of the reference
+
+
+def time_rounds(archs, cfg, rounds, times=None):
+    """Measure architectures (text) in rounds, each in a new random order, so that another process
+    on the machine affects all alike. Yields {arch: [its milliseconds in each round, and those of
+    the reference shortly before]} after every group. times: what a killed run has measured."""
+    times = times or {arch: [] for arch in archs}
+    for number in range(rounds):
+        order = random.Random(f"{cfg.seed} round {number}").sample([*archs], len(archs))
+        for first in range(0, len(order), GROUP):
+            group = [arch for arch in order[first:first + GROUP] if len(times[arch]) == number]
+            if group:
+                reference = time_model(parse_arch(cfg.reference), cfg)
+            for arch in group:
+                times[arch].append([time_model(parse_arch(arch), cfg), reference])
+            yield times
+
+
+def ratios_of(timings):
+    """Latencies in units of the reference's, one of each round."""
+    # D20*: a latency is the median over rounds of this ratio; the released code averages nine
+    # passes of each shape in turn, and the paper does not say
+    return [milliseconds / reference for milliseconds, reference in timings]
+
+
+def references_of(times):
+    """All timings of the reference, in milliseconds."""
+    return [reference for timings in times.values() for _, reference in timings]
 
 
 class Predictor:
@@ -1181,65 +1211,77 @@ def judge(model, data, cfg):
     return {"score": statistics.fmean(scores.values()), "scores": scores, "diverged": False}
 
 
-def time_together(archs, cfg):
-    """{arch (text): [milliseconds of five rounds]}. A round measures all, so that drift affects all
-    alike."""
-    times = {arch: [] for arch in archs}
-    for arch in [*times] * 5:
-        times[arch].append(time_model(parse_arch(arch), cfg))
-    return times
+# predict([Arch]) -> [milliseconds]; reference: milliseconds of the reference; limit: milliseconds
+# that the reference takes, divided by --speedup
+Latency = namedtuple("Latency", "predict reference limit")
+DRIFT = 0.1  # relative change of the reference's latency that is told
+DOUBTFUL = 0.2  # mean relative error of a predictor that is told
+
+
+def warn_of_drift(low, high, cfg):
+    """Warn where two timings of the reference differ by more than DRIFT."""
+    if high > (1 + DRIFT) * low:
+        warnings.warn(f"the reference {cfg.reference} takes {low:.3g} to {high:.3g} ms: the machine "
+                      "is busy; latencies count in relation to the reference")
 
 
 def measure_latencies(cfg, path):
-    """{arch (text): the lowest of its milliseconds} of the reference, the smallest and random
-    architectures. The file keeps the measurements, and a killed run continues after the last."""
+    """What time_rounds measures of the smallest and of random architectures. The file keeps it, and
+    a killed run continues after the last group."""
     device = pick_device(cfg.latency_device)  # UserError where there is none
     space = search_space(cfg)
     rng = random.Random(f"{cfg.seed} latency")
-    archs = dict.fromkeys((cfg.reference, str(smallest_arch(space))))
-    while len(archs) < min(cfg.latency_archs + 2, math.prod(map(len, space.values()))):
+    archs = {str(smallest_arch(space)): None}
+    while len(archs) < min(cfg.latency_archs + 1, math.prod(map(len, space.values()))):
         archs[str(sample_arch(space, rng))] = None
-    times = read_json(path, dict) if path.exists() else {}
     here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
-    measured = times.setdefault("processor", here)
-    if measured != here:
-        warnings.warn(f"{path}: latencies of {measured}; what is left, and the winners, are "
-                      f"measured on {here}")
-    for arch in tqdm(archs, desc="latency", disable=None):
-        if arch not in times:
-            rounds = [time_model(parse_arch(arch), cfg) for _ in range(cfg.latency_rounds)]
-            times[arch] = min(rounds)
-            write_json(path, times)
-    del times["processor"]
-    return times
+    kept = {"processor": here, "times": {arch: [] for arch in archs}}
+    if path.exists():
+        kept = read_json(path, dict)
+    if kept["processor"] != here:
+        warnings.warn(f"{path}: latencies of {kept['processor']}; what is left, and the winners, "
+                      f"are measured on {here}")
+    groups = cfg.latency_rounds * math.ceil(len(archs) / GROUP)
+    measured = time_rounds(archs, cfg, cfg.latency_rounds, kept["times"])
+    for _ in tqdm(measured, "latency", groups, disable=None):
+        write_json(path, kept)
+    return kept["times"]
 
 
 def learn_latency(cfg, run):
-    """Phase 2: (Predictor, limit in milliseconds). The last fifth of the architectures shows its
-    error. Raises UserError where nothing meets the limit."""
+    """Phase 2: the Latency of this machine. The last fifth of the architectures shows the error of
+    the predictor. Raises UserError where nothing meets the limit."""
     times = measure_latencies(cfg, run.folder / "latency.json")
-    limit = times[cfg.reference] / cfg.speedup
-    if len(times) > 1:
-        del times[cfg.reference]
+    references = sorted(references_of(times))
+    reference = statistics.median(references)
+    warn_of_drift(references[len(references) // 4], references[3 * len(references) // 4], cfg)
+    limit = reference / cfg.speedup
     archs = list(map(parse_arch, times))
-    milliseconds = list(times.values())
+    ratios = list(map(ratios_of, times.values()))
+    milliseconds = [reference * statistics.median(each) for each in ratios]
     unseen = math.ceil(len(archs) / 5)
     predict = Predictor(cfg.latency_length).fit(
         archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
-    errors = [abs(guess / ms - 1)
-              for guess, ms in zip(predict(archs[-unseen:]), milliseconds[-unseen:])]
+    error = statistics.fmean(
+        abs(guess / ms - 1) for guess, ms in zip(predict(archs[-unseen:]), milliseconds[-unseen:]))
     smallest = smallest_arch(search_space(cfg))
     fastest, = predict([smallest])
     if fastest > limit or not propose([], 0, cfg, predict, limit):
         raise UserError(f"--speedup {cfg.speedup:g}: --strategy {cfg.strategy} finds nothing that "
                         f"is that fast; the fastest in the search space, {smallest}, takes "
                         f"{fastest:.3g} ms here, and the limit is {limit:.3g} ms")
-    print0(run.ranks, f"the limit of --speedup {cfg.speedup:g} is {limit:.3g} ms; the predictor's "
-                      f"mean error is {100 * statistics.fmean(errors):.1f}%")
-    return predict, limit
+    spread = statistics.median(max(each) / min(each) - 1 for each in ratios)
+    print0(run.ranks, f"{len(times)} latencies: the rounds of one differ by {spread:.1%} (median); "
+                      f"the predictor's mean error is {error:.1%}")
+    print0(run.ranks, f"the limit of --speedup {cfg.speedup:g} is {limit:.4g} ms; the reference "
+                      f"takes {reference:.4g} ms")
+    if error > DOUBTFUL:
+        print0(run.ranks, f"warning: the predictor is wrong by {error:.0%}, so that the search may "
+                          "miss the best shapes; raise --latency_archs or --latency_rounds")
+    return Latency(predict, reference, limit)
 
 
-def evolve(superplm, predict, limit, data, cfg, run):
+def evolve(superplm, latency, data, cfg, run):
     """Phase 3: Alg. 2, or another strategy. Returns the history, as propose() reads it."""
     history = []
 
@@ -1247,13 +1289,13 @@ def evolve(superplm, predict, limit, data, cfg, run):
         return judge(extract(superplm, parse_arch(arch), cfg.variant), data, cfg)
 
     for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
-        proposals = propose(history, number, cfg, predict, limit)
+        proposals = propose(history, number, cfg, latency.predict, latency.limit)
         names = [str(arch) for _, arch in proposals]
         results = share_out(run.ranks, names, run.folder / "candidates",
                             f"generation {number + 1}", work)  # Alg. 2, line 11
         for (parent, arch), result in zip(proposals, results):
             history.append({"id": len(history), "round": number, "parent": parent,
-                            "arch": str(arch), "predicted_ms": round(predict([arch])[0], 6),
+                            "arch": str(arch), "predicted_ms": round(latency.predict([arch])[0], 6),
                             **result})
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl", jsonl(history))
         best = max(history, key=score_of)
@@ -1262,21 +1304,24 @@ def evolve(superplm, predict, limit, data, cfg, run):
     return history
 
 
-def time_finalist(line, cfg):
-    """The latency of a line of the history, for best.json: medians of five rounds, each of which
-    measures the reference too."""
-    times = time_together([cfg.reference, line["arch"]], cfg)
-    reference = statistics.median(times[cfg.reference])
-    milliseconds = statistics.median(times[line["arch"]])
+FINAL_ROUNDS = 5  # of the latency of a finalist
+
+
+def time_finalist(line, latency, cfg):
+    """The latency of a line of the history, for best.json."""
+    *_, times = time_rounds([line["arch"]], cfg, FINAL_ROUNDS)
+    milliseconds = latency.reference * statistics.median(ratios_of(times[line["arch"]]))
+    warn_of_drift(*sorted([latency.reference, statistics.median(references_of(times))]), cfg)
     return {
         "arch": line["arch"],
         "milliseconds": milliseconds,
-        "reference_milliseconds": reference,
-        "speedup": reference / milliseconds,
+        "limit_milliseconds": latency.limit,
+        "reference_milliseconds": latency.reference,
+        "speedup": latency.reference / milliseconds,
     }
 
 
-def confirm(history, cfg, run):
+def confirm(history, latency, cfg, run):
     """The best architectures of the history that meet the limit when they are measured, at most
     --winners. Raises UserError where there is none."""
     # D4: the evolution checks the limit by predictions alone; here the winners are measured
@@ -1284,8 +1329,8 @@ def confirm(history, cfg, run):
     winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
     if not path.exists():
         ranked = sorted(history, key=score_of, reverse=True)
-        measured = (time_finalist(line, cfg) for line in ranked if not line["diverged"])
-        within = (line for line in measured if line["speedup"] >= cfg.speedup)
+        measured = (time_finalist(line, latency, cfg) for line in ranked if not line["diverged"])
+        within = (line for line in measured if line["milliseconds"] <= latency.limit)
         finalists = list(itertools.islice(within, winners))
         if not finalists:
             raise UserError(f"--speedup {cfg.speedup:g}: no candidate meets it when measured, or "
@@ -1326,19 +1371,19 @@ def search(cfg, phase="search"):
         run, data = open_data(cfg, "search", ranks, phase != "latency", tasks)
         if not run.finished:
             if phase != "superplm":  # first, so that a limit that nothing meets costs no training
-                predict, limit = on_main(ranks, learn_latency, cfg, run)
+                latency = on_main(ranks, learn_latency, cfg, run)
             if phase != "latency":
                 superplm = train_superplm(data, cfg, run, phase)
             if phase != "search":
                 made = {"superplm": "superplm/checkpoint.pt", "latency": "latency.json"}
                 return run.print_result(cfg, made[phase])
-            history = evolve(superplm, predict, limit, data, cfg, run)
-            finalists = on_main(ranks, confirm, history, cfg, run)
+            history = evolve(superplm, latency, data, cfg, run)
+            finalists = on_main(ranks, confirm, history, latency, cfg, run)
             best = train_winners(superplm, finalists, data, cfg, run)
             on_main(ranks, write_json, run.folder / "best.json", best)
             run.finish(best)
         best = run.finished
-        print0(ranks, f"{best['arch']} takes {best['milliseconds']:.3g} ms, {best['speedup']:.3g} "
+        print0(ranks, f"{best['arch']} takes {best['milliseconds']:.4g} ms, {best['speedup']:.3g} "
                       f"times as fast as {cfg.reference}: {percent(best['scores'])}; "
                       f"baselines {percent(best['baselines'])}")
         run.print_result(cfg, "best.json", *words_after_training(cfg, run.folder))

@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import math
 import random
+import re
 import shlex
+import statistics
 import types
 
 import pytest
@@ -287,6 +289,50 @@ def test_fast_rule():
         assert 25.0 < pretended_latency(arch) <= 28.5  # D11
 
 
+def measured(load, tmp_path, monkeypatch, **settings):
+    """(cfg, run, Latency) on a machine that is slower by the factor load()."""
+    timed = lambda arch, cfg: pretended_latency(arch) * load()  # noqa: E731
+    monkeypatch.setattr(atb, "time_model", timed)
+    cfg = dataclasses.replace(TINY, reference="6-128-512-4-128", speedup=8, **settings)
+    run = types.SimpleNamespace(ranks=ALONE, folder=tmp_path)
+    return cfg, run, atb.learn_latency(cfg, run)
+
+
+def test_a_process_that_comes_and_goes_changes_no_latency(tmp_path, monkeypatch):
+    """It slows down each of three phases of the measurement by another factor."""
+    loads = iter([1.0] * 60 + [1.8] * 80 + [1.2] * 1000)
+    with pytest.warns(UserWarning, match="the machine is busy"):
+        cfg, _, latency = measured(lambda: next(loads), tmp_path, monkeypatch, latency_archs=40)
+    timings = read_json(tmp_path / "latency.json")["times"]
+    reference = pretended_latency(atb.parse_arch(cfg.reference))
+    for arch, each in timings.items():
+        ratio = pretended_latency(atb.parse_arch(arch)) / reference
+        assert statistics.median(atb.ratios_of(each)) == pytest.approx(ratio)
+    assert len(timings) == 41
+    assert latency.reference in (reference * 1.2, reference * 1.0, reference * 1.8)
+
+
+def test_finalists_keep_the_limit_that_is_printed(tmp_path, monkeypatch, capsys):
+    rng = random.Random(0)
+    load = lambda: rng.uniform(0.8, 1.25)  # noqa: E731
+    cfg, run, latency = measured(load, tmp_path, monkeypatch, winners=60, latency_archs=40)
+    limit = float(re.search(r"--speedup 8 is ([\d.]+) ms", capsys.readouterr().out)[1])
+    archs = {str(atb.sample_arch(atb.search_space(cfg), rng)) for _ in range(60)}
+    lines = [{"arch": arch, "score": 0.0, "diverged": False} for arch in sorted(archs)]
+    finalists = atb.confirm(lines, latency, cfg, run)
+    assert 0 < len(finalists) < len(lines)
+    assert limit == pytest.approx(latency.limit, rel=1e-3)
+    for line in finalists:
+        assert line["milliseconds"] <= line["limit_milliseconds"] == latency.limit
+        assert line["speedup"] == pytest.approx(latency.reference / line["milliseconds"])
+
+
+def test_a_doubtful_predictor_is_told(tmp_path, monkeypatch, capsys):
+    rng = random.Random(0)
+    measured(lambda: rng.uniform(0.3, 3), tmp_path, monkeypatch, latency_archs=6, latency_rounds=1)
+    assert re.search("wrong by [0-9]+%.* raise --latency_archs", capsys.readouterr().out)
+
+
 # --- folders --------------
 
 @pytest.fixture(scope="module")
@@ -468,7 +514,8 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_p
     run_here("--search", *flags, *more, "--out", tmp_path)
     best = read_json(tmp_path / "best.json")
     assert best["speedup"] >= 3
-    assert best["milliseconds"] == pretended_latency(atb.parse_arch(best["arch"]))
+    expected = pretended_latency(atb.parse_arch(best["arch"]))
+    assert best["milliseconds"] == pytest.approx(expected)
     assert not (tmp_path / "superplm").exists()
 
 

@@ -204,13 +204,12 @@ def latency(options):
     """Random weights, one sequence of 128 tokens, CPU time of one thread, five rounds. The
     number in front of an interval is 0.2 less the relative difference to the printed speed-up.
     """
-    base = "12-768-3072-12-768"
-    times = atb.time_together([base, *(arch for arch, _ in SPEEDUPS.values())], atb.Config())
+    *_, times = atb.time_rounds([arch for arch, _ in SPEEDUPS.values()], atb.Config(), 5)
     speedups = {}
     measured = {}
     points = {}
     for name, (arch, printed) in SPEEDUPS.items():
-        rounds = [one / two for one, two in zip(times[base], times[arch])]
+        rounds = [1 / ratio for ratio in atb.ratios_of(times[arch])]
         speedups[name] = rounds
         median = statistics.median(rounds)
         family = name.rpartition("-")[0]
