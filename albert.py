@@ -22,7 +22,7 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Tables 1, 3-5, 8, 12 -> tests/claims/albert.py
 Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and train_step are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
-Differs: There are 26 departures from the paper, D1 to D26: grep -n '# D[0-9]' albert.py
+Differs: There are 29 departures from the paper, D1 to D29: grep -n '# D[0-9]' albert.py
          A * marks a departure from the official code where the text leaves it open.
 """
 import dataclasses
@@ -492,7 +492,7 @@ def flops(cfg):
     return counter.get_total_flops()
 
 # --- objective ------------
-# All random numbers of a batch come from one generator, seeded by the number of its first example.
+# All random numbers of a batch come from one generator.
 
 
 def join(segment_a, length_a, segment_b, length_b, tokenizer):
@@ -517,21 +517,21 @@ def join(segment_a, length_a, segment_b, length_b, tokenizer):
     return ids, token_type_ids.long(), last_sep[:, 0] + 1
 
 
-def sentence_pairs(parts, tokenizer, objective, generator):
+def sentence_pairs(segments, tokenizer, objective, generator):
     """Two segments as one input, and their label (Sec. 3.1, Inter-sentence coherence loss).
 
-    parts: data.corpus.Segments: segment_a, segment_b and other (from another document), each
+    segments: data.corpus.Segments: segment_a, segment_b and other (from another document), each
     (B, width), with their lengths length_a, length_b, length_other (B,), 0 for none. Returns ids,
     token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none. """
-    original = parts.segment_a, parts.length_a, parts.segment_b, parts.length_b
+    original = segments.segment_a, segments.length_a, segments.segment_b, segments.length_b
     # D1*: a text without a sentence boundary is one segment and has no label; the official code
     # pairs it with another document and calls that "swapped"
-    labelled = parts.length_b > 0  # (B,)
+    labelled = segments.length_b > 0  # (B,)
     if objective == "sop":  # 0: in their order, 1: swapped
         changed = *original[2:], *original[:2]
     elif objective == "nsp":  # 0: consecutive, 1: B is from another document
-        changed = *original[:2], parts.other, parts.length_other
-        labelled = labelled & (parts.length_other > 0)
+        changed = *original[:2], segments.other, segments.length_other
+        labelled = labelled & (segments.length_other > 0)
     else:  # none: always in their order
         changed = original
         labelled = torch.zeros_like(labelled)
@@ -658,7 +658,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     from common import cli, squad
     from common.cli import Stop, UserError
     from common.checkpoint import (
-        Checkpoint, RunFolder, keep_model, load_file, load_weights, read_json, read_run, save_file,
+        Checkpoint, RunFolder, existing, keep_model, load_file, load_weights, read_json, read_run, save_file,
         settings_from)
     from common.distributed import (
         Means, Pace, autocast, fit_accumulate, launch, layer_activations, micro_batch_numbers, move,
@@ -737,7 +737,7 @@ def learning_rate(step, cfg):
 
 
 def cut_segments(corpus, cfg, objective, number, size):
-    """The text of examples number .. number + size - 1 of the endless stream, as
+    """The text of `size` examples of the endless stream, from example `number` on, as
     data.corpus.Segments."""
     # D11*: segments are whole sentences with nothing between them, so that no cut tells the order;
     # two that do not fit have no label. The official code removes tokens at random ends
@@ -748,14 +748,14 @@ def cut_segments(corpus, cfg, objective, number, size):
                                 others=objective == "nsp")
 
 
-def language_batch(segments, tokenizer, cfg, objective, number, device):
+def language_batch(segments, tokenizer, cfg, objective, seed_number, device):
     """Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,) unless there is
     no padding, masked_positions and their labels (B, M), order_labels (B,). Labels are -100 where
-    there is nothing to predict. number: of the first example, which seeds the masks."""
-    seed = seed_of(cfg.seed, "mask", objective, number)
+    there is nothing to predict. seed_number: no two batches of an objective have the same."""
+    seed = seed_of(cfg.seed, "mask", objective, seed_number)
     generator = torch.Generator().manual_seed(seed)
     ids, token_type_ids, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
-    # T is rounded up, so that torch.compile and GPUs meet at most eight widths
+    # T is rounded up, so that torch.compile and GPUs meet few widths
     multiple = max(8, cfg.length // 8)
     width = math.ceil(int(lengths.max()) / multiple) * multiple
     ids, masked_positions, labels = mask_tokens(ids[:, :width], tokenizer, generator)
@@ -774,25 +774,23 @@ def language_batch(segments, tokenizer, cfg, objective, number, device):
 def training_batches(data, cfg, ranks, begin):
     """Yield the list of this process's micro-batches for each step from `begin` on.
 
-    The sequences of a step are sorted by length into its --accumulate micro-batches, so that few
-    are padded. Text, masks and dropout of a micro-batch are the same for any number of processes.
+    Text, masks and dropout of a micro-batch are the same for any number of processes with the same
+    --accumulate.
     """
     size = cfg.batch // cfg.accumulate
     for step in range(begin, cfg.steps):
         first = step * cfg.batch
         segments = cut_segments(data.train, cfg, cfg.objective, first, cfg.batch)
+        # D27: the sequences of a step are sorted by length into its micro-batches, so that few are
+        # padded
         lengths = segments.length_a + segments.length_b
-        examples = lengths.argsort(stable=True).split(size)
+        micro_batches = lengths.argsort(stable=True).split(size)
         batches = []
-        for number in micro_batch_numbers(ranks, cfg.accumulate):
+        for micro in micro_batch_numbers(ranks, cfg.accumulate):
+            examples = segments[micro_batches[micro]]
+            seed_number = first + micro * size
             batches.append(language_batch(
-                segments[examples[number]],
-                data.tokenizer,
-                cfg,
-                cfg.objective,
-                first + number * size,
-                ranks.device,
-            ))
+                examples, data.tokenizer, cfg, cfg.objective, seed_number, ranks.device))
         yield batches
 
 
@@ -820,8 +818,8 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals / ranks.size  # since gradients are averaged over the processes
     losses = torch.zeros(2, device=ranks.device)
-    for number, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
-        seed_everything(cfg.seed, "pretrain", step, number)  # dropout
+    for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
+        seed_everything(cfg.seed, "pretrain", step, micro)  # dropout
         with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
             loss = summed_losses(network, batch, cfg) / totals
             loss.sum().backward()
@@ -836,7 +834,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
 
 
 def remove_dropout(model):
-    """Sec. 4.8."""
+    """Train on without dropout (Sec. 4.8)."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -847,7 +845,7 @@ def logged(means):
     """What the log shows of Means: the order loss is the mean over the sequences with an order,
     None without any."""
     loss = means["mlm_loss"] + means["order_loss"]
-    ordered = means.pop("ordered")
+    ordered = means["ordered"]
     order_loss = means["order_loss"] / ordered if ordered else None
     return {"loss": loss, **means, "order_loss": order_loss}
 
@@ -856,7 +854,7 @@ def train_language_model(model, data, cfg, run):
     """Pre-train on data, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and
     Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
     ranks = run.ranks
-    optimizer = Lamb(model.parameters(), cfg.lr, weight_decay=cfg.weight_decay)
+    optimizer = Lamb(model.parameters(), lr=0.0, weight_decay=cfg.weight_decay)  # set in each step
     checkpoint = Checkpoint(
         run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
     begin = checkpoint.restore().get("step", 0)
@@ -864,8 +862,8 @@ def train_language_model(model, data, cfg, run):
     pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
     means = Means(ranks)
     bar = progress(ranks, cfg.steps, "pretrain", begin)
-    # a thread makes the next batches; it has random generators of its own
-    for step, batches in enumerate(prefetch(training_batches(data, cfg, ranks, begin)), begin):
+    made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
+    for step, batches in enumerate(made, begin):
         model.train()
         if cfg.dropout_steps and step == max(begin, cfg.dropout_steps):
             remove_dropout(model)
@@ -900,11 +898,12 @@ def first_tokens(corpus, cfg, size):
     (m,), in the first `size` sequences of a corpus."""
     columns = []
     for number in range(0, size, 8192):
-        parts = corpus.sentence_runs(number, min(8192, size - number), cfg.length - 3, 0, SHORT)
-        pair = parts.length_b > 0
-        foreign = parts.length_other > 0
+        segments = corpus.sentence_runs(
+            number, min(8192, size - number), cfg.length - 3, 0, SHORT)
+        pair = segments.length_b > 0
+        foreign = segments.length_other > 0
         columns.append((
-            parts.segment_a[pair, 0], parts.segment_b[pair, 0], parts.other[foreign, 0]))
+            segments.segment_a[pair, 0], segments.segment_b[pair, 0], segments.other[foreign, 0]))
     return [torch.cat(column) for column in zip(*columns)]
 
 
@@ -997,7 +996,8 @@ def pretrain(cfg, command):
             cfg = dataclasses.replace(cfg, **inputs.flags)
             data = open_corpus(cfg, command, ranks, run.folder)
             cfg = resolve_vocabulary(cfg, source, data.tokenizer)
-            run.save_settings(cfg)
+            before = (source.trained or cfg.positions) if source else 0
+            run.save_settings(cfg, trained=max(before, cfg.length))
             run.finish(pretrain_language_model(source, data, cfg, run))
         result = run.finished
         for name, baseline in result["baselines"].items():
@@ -1016,10 +1016,10 @@ def pretrain_language_model(source, data, cfg, run):
     model = LanguageModel(cfg)
     order_head = nn.ModuleList([model.pooler, model.order])
     order_head.requires_grad_(cfg.objective != "none")  # D5
-    start = "from scratch; "
+    start = "from scratch"
     if source:
-        start = f"{start_from(model, source)}; {extend_positions(model, source, cfg.length)}"
-    print0(run.ranks, f"{start}{count(model):,} parameters, {cfg.steps} steps")
+        start = start_from(model, source) + extend_positions(model, source, cfg.length)
+    print0(run.ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks)
@@ -1042,11 +1042,15 @@ def check_pairs(data, cfg):
 
 # Weights to start from
 
-# settings: of the model; weights: by our names; task: the task whose head is among them, or ""
-Pretrained = namedtuple("Pretrained", "path settings weights task")
+# settings: of the model; weights: by our names; task: the task whose head is among them, or "";
+# trained: positions that have been trained, None for all
+Pretrained = namedtuple("Pretrained", "path settings weights task trained")
 SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
-         "activation", "positions")  # taken from --init
-FREE = ("layers", "init_std", "dropout", "recipe")  # taken from --init, unless a flag differs
+         "positions")  # taken from --init
+# taken from --init, unless a flag differs
+# D29: --activation may differ, since configurations of the v1 models in Hugging Face folders say
+# "gelu", though the official code trained them with the tanh form (gelu_new)
+FREE = ("layers", "activation", "init_std", "dropout", "recipe")
 HEADS = ("head", "span", "answer")
 
 
@@ -1059,18 +1063,19 @@ def load_pretrained(cfg, command):
             raise UserError(f"--{command.action} needs --init, a model")
         return None
     config = read_json(Path(cfg.init) / "config.json", dict, "name a run or a Hugging Face folder")
-    if "model_type" not in config:
+    if "program" in config:  # a run of ours
         record, owned = read_run(cfg.init, cfg, command.program, ("pretrain", "finetune"))
         task = next(iter(owned.keys() - {"model", "optimizer"}), "")
-        return Pretrained(cfg.init, record["settings"], owned[task or "model"], task)
+        settings = record["settings"]
+        return Pretrained(cfg.init, settings, owned[task or "model"], task, record.get("trained"))
     try:
         settings = hf_models.albert_settings(config)
         v2 = not settings["dropout"] and settings["activation"] == "gelu_new"
         settings["recipe"] = config.get("recipe", "v2" if v2 else "table14")
         weights, task = hf_models.read_albert(cfg.init, config, settings["groups"])
-    except (KeyError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{cfg.init}: {error}") from None
-    return Pretrained(cfg.init, settings, weights, task)
+    return Pretrained(cfg.init, settings, weights, task, None)
 
 
 def resolve(cfg, command, ranks, source):
@@ -1096,8 +1101,12 @@ def resolve(cfg, command, ranks, source):
     if command.action in ("pretrain", "describe"):
         longest = cfg.length
     if longest > cfg.positions:
+        flag = "length" if longest == cfg.length else "finetune_length"
+        fix = f"choose a --{flag} of at most {cfg.positions}"
+        if not source:
+            fix += f", or --positions {longest}"
         raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
-                        f"pre-train with --positions {longest}")
+                        f"{fix}")
     return cfg
 
 
@@ -1135,12 +1144,14 @@ def extend_positions(model, source, length):
     returns a line on it, "" where there are none."""
     # D26: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
     # untrained ones hold up the training in longer sequences
-    trained = source.settings.get("length", length)
-    if source.task or trained >= length:
+    # D28: --init with another --length trains in stages, such as short sequences first; the paper
+    # has sequences of 512 tokens alone
+    trained = source.trained or length
+    if trained >= length:
         return ""
     rows = model.encoder.position_embedding.weight
     rows[trained:length] = rows[torch.arange(trained, length) % trained]
-    return f"positions {trained} to {length - 1} are copies of 0 to {trained - 1}; "
+    return f"; positions {trained} to {length - 1} are copies of 0 to {trained - 1}"
 
 
 def export(cfg, command):
@@ -1220,6 +1231,7 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
     seed_everything(seed, "weights")
     model = task_model(task, cfg)
     note = start_from(model, source, task.name)
+    note += extend_positions(model, source, task.recipe.length)
     print0(run.ranks, f"{folder.name}: {note}")
     model = move(model, run.ranks.device)
     optimizer = Lamb(
@@ -1314,6 +1326,9 @@ def finetune(cfg, command):
         names = parse_tasks(command.value, TABLE14)
         if cfg.ensemble and cfg.init:
             raise UserError("--ensemble trains nothing; leave --init out")
+        for path in cfg.ensemble:
+            existing(Path(path) / names[0] / "predictions.pt",
+                     f"--ensemble takes runs of --finetune {command.value}")
         if cfg.ensemble:
             tokenizer = str(Path(cfg.ensemble[0]) / names[0])
             cfg = dataclasses.replace(cfg, tokenizer=tokenizer)
@@ -1351,7 +1366,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
         start = source
         if mnli:
             weights = load_file(mnli / "checkpoint.pt")["owned"]["MNLI"]
-            start = Pretrained(mnli, source.settings, weights, "MNLI")
+            start = Pretrained(mnli, source.settings, weights, "MNLI", None)
         return train_task(task(name), int(number), start, cfg, tokenizer, folder, run)
 
     return run_jobs(run.ranks, run.folder, jobs, work)

@@ -385,15 +385,16 @@ class RunFolder:
                     self.board.add_scalar(f"{prefix}/{name}", value, step)
             self.board.flush()
 
-    def save_settings(self, cfg):
-        """Write to config.json what the settings stand for, now that the data are open; what was
-        given is kept as `asked`. cfg does not change from here on."""
+    def save_settings(self, cfg, **facts):
+        """Write to config.json what the settings stand for, now that the data are open, and more
+        facts; what was given is kept as `asked`. cfg does not change from here on."""
         if self.ranks.main:
             asked = self.record["asked"]
             # of a finished run no data are opened, and its settings stay
             self.record["settings"] |= {
                 name: value for name, value in as_json(dataclasses.asdict(cfg)).items()
                 if value != asked[name]}
+            self.record |= facts
             write_json(self.folder / "config.json", self.record)
 
     def _discard(self, kind, error, traceback):

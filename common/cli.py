@@ -29,6 +29,7 @@ RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$
 GROUPS = re.compile(r"^ {4}(?:# D\d.*(?:\n {4}#.*)*|# (.+)|(\w+):)", re.MULTILINE)
 STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had finished
 PRESET = "demo"  # without --preset
+COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # modules of torch.compile
 
 
 class UserError(Exception):
@@ -238,6 +239,12 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     except (torch.OutOfMemoryError, MemoryError):
         raise UserError(f"{config.out}: out of memory; try a larger --accumulate, a smaller "
                         "--batch or, where it is a flag, --recompute") from None
+    except Exception as error:
+        if not type(error).__module__.startswith(COMPILER):
+            raise
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{config.out}: --compile failed ({type(error).__name__}: {reason}); leave "
+                        "it out, or try again") from None
     return 0
 
 

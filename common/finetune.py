@@ -432,7 +432,7 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name="", command=None):
     record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", record)
     name = name or settings.get("tasks")
-    tuned = record.get("action") == "finetune" or "model_type" in record
+    tuned = record.get("action") == "finetune" or "program" not in record
     if not tuned or name not in recipes:
         raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task, with its "
                         "head; name RUN/TASK of a --finetune")
@@ -543,7 +543,8 @@ def print_summary(run, cfg, nine=""):
         line = f"{shown_name(name, cfg):14} {percent(scores)}"
         line += f"; majority baseline {100 * entry['majority_baseline']:.2f}"
         if entry["n"] > 1:
-            line += f"; median of {entry['n']}, mean {100 * entry['mean']:.2f}"
+            kind = "median" if entry["n"] % 2 else "lower median"
+            line += f"; {kind} of {entry['n']}, mean {100 * entry['mean']:.2f}"
             line += f", sd {100 * entry['sd']:.2f}"
         if entry["diverged"]:
             line += f"; {entry['diverged']} diverged, lower --finetune_lr"

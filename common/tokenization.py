@@ -15,6 +15,7 @@ import functools
 import hashlib
 import re
 import unicodedata
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,8 @@ SPECIALS = {
     "sep": ("[SEP]", "</s>"),
     "mask": ("[MASK]", "<mask>"),
 }
-SETTINGS = "tokenizer_config.json"  # next to a vocabulary: whether case is kept
+SETTINGS = "tokenizer_config.json"  # next to a vocabulary: its Rules
+FAST = "tokenizer.json"  # a vocabulary and its rules in one file, as transformers 5 writes them
 LONGEST_WORD = 100  # characters; BERT makes longer words unknown
 MEMO_WORDS = 200_000  # words that WordPiece remembers, about 50 MB
 # combining marks are among these; dashes and quotes are not
@@ -39,6 +41,17 @@ MARKS = re.compile("[\u0300-\u1fff\u20d0-\U0010ffff]")
 WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
                  "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]")
+
+
+# What a tokenizer does to a text first. lower: it drops case. strip_accents: it drops accents.
+# chinese: WordPiece makes each Chinese character a word.
+Rules = namedtuple("Rules", "lower strip_accents chinese")
+
+
+def rules_of(lower, strip_accents=None, chinese=None):
+    """Rules; accents are dropped with case unless strip_accents says otherwise, as in BERT."""
+    strip_accents = lower if strip_accents is None else strip_accents
+    return Rules(lower, strip_accents, chinese is not False)
 
 
 def without_marks(text):
@@ -77,15 +90,16 @@ class Tokenizer:
     names: the subwords in the order of their ids. vocab_size. pad_id, unk_id, cls_id, sep_id, and
     mask_id, which may be None. bos_id and eos_id, for sequence-to-sequence models, are cls_id and
     sep_id. special_ids: sorted. starts_word: (V,) bool, True where a subword begins a word, and for
-    special tokens. fingerprint: SHA-256 of the file.
+    special tokens. rules: Rules. fingerprint: SHA-256 of content().
     """
 
-    def __init__(self, path, lower, names):
+    def __init__(self, path, rules, names):
         self.path = Path(path)
-        self.lower = lower
+        self.rules = rules
+        self.lower = rules.lower
         self.names = names
         self.vocab_size = len(names)
-        self.fingerprint = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        self.fingerprint = hashlib.sha256(self.content()).hexdigest()
         self.index = {name: number for number, name in enumerate(names)}
         for role, choices in SPECIALS.items():
             known = [self.index[name] for name in choices if name in self.index]
@@ -101,22 +115,26 @@ class Tokenizer:
         self.starts_word[list(self.special_ids)] = True
 
     def __reduce__(self):  # is sent to worker processes as a path
-        return opened, (type(self), str(self.path), self.lower)
+        return opened, (type(self), str(self.path), self.rules)
 
     def encode(self, text):
         """Ids of one text, without special tokens."""
         return self.encode_batch([text])[0]
 
     def save(self, folder):
-        """Copy the vocabulary to where load_tokenizer looks for it, with a note if case is kept;
-        returns the path."""
+        """Copy the vocabulary to where load_tokenizer looks for it, with its rules where they are
+        not those of lower case; returns the path."""
         target = Path(folder) / self.file_name
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(target, self.path.read_bytes())
+        write_atomic(target, self.content())
         settings = target.with_name(SETTINGS)
-        if not self.lower and not settings.exists():
-            write_json(settings, {"do_lower_case": False})
+        if self.rules != rules_of(True) and not settings.exists():
+            write_json(settings, self.settings())
         return target
+
+    def content(self):
+        """The bytes of the vocabulary's file."""
+        return self.path.read_bytes()
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -124,16 +142,24 @@ class SentencePieceTokenizer(Tokenizer):
 
     file_name = "spiece.model"
 
-    def __init__(self, path, lower=True):
+    def __init__(self, path, rules):
+        if rules.strip_accents != rules.lower:
+            raise UserError(f"{path}: {SETTINGS} has keep_accents {not rules.strip_accents} with "
+                            f"do_lower_case {rules.lower}; only lower case without accents, or "
+                            "case with accents, can be read")
         try:
             self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError):
             raise UserError(f"{path}: not a SentencePiece model; give a spiece.model or a vocab.txt"
                             ) from None
-        super().__init__(path, lower, [self.model.id_to_piece(i) for i in range(len(self.model))])
+        super().__init__(path, rules, [self.model.id_to_piece(i) for i in range(len(self.model))])
         self.without_comma = {  # {id of "▁2011,": ids of "▁2011" and ","}
             i: self.split_comma(name) for i, name in enumerate(self.names)
-            if lower and re.search(r"\d,$", name) and not self.model.is_unused(i)}
+            if rules.lower and re.search(r"\d,$", name) and not self.model.is_unused(i)}
+
+    def settings(self):
+        """The rules as tokenizer_config.json has them."""
+        return {"do_lower_case": self.lower, "keep_accents": not self.lower}
 
     @staticmethod
     def begins_word(name):
@@ -188,33 +214,52 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class WordPieceTokenizer(Tokenizer):
-    """A BERT vocab.txt: one subword per line, "##" where it continues a word. lower=False for cased
-    vocabularies."""
+    """A BERT vocabulary, vocab.txt or tokenizer.json: subwords, with "##" where one continues a
+    word."""
 
     file_name = "vocab.txt"
 
-    def __init__(self, path, lower=True):
-        content = read_text(path, "give a vocab.txt or a spiece.model")
-        super().__init__(path, lower, content.removesuffix("\n").split("\n"))
+    def __init__(self, path, rules):
+        if Path(path).name == FAST:
+            names = fast_names(path)
+        else:
+            content = read_text(path, "give a vocab.txt or a spiece.model")
+            names = content.removesuffix("\n").split("\n")
+        super().__init__(path, rules, names)
         self.word_ids = functools.lru_cache(MEMO_WORDS)(self.word_ids)
+
+    def content(self):
+        """The bytes of a vocab.txt: one subword per line."""
+        if self.path.name != FAST:
+            return super().content()
+        return "".join(f"{name}\n" for name in self.names).encode()
+
+    def settings(self):
+        """The rules as tokenizer_config.json has them."""
+        return {
+            "do_lower_case": self.lower,
+            "strip_accents": self.rules.strip_accents,
+            "tokenize_chinese_chars": self.rules.chinese,
+        }
 
     @staticmethod
     def begins_word(name):
         return not name.startswith("##")
 
     def characters(self, word):
-        """[(character, index in word)] without control characters and, with lower, without case and
-        accents."""
+        """[(character, index in word)] without control characters and, by the rules, without case
+        and accents."""
         kept = [(char, i) for i, char in enumerate(word)
                 if char != "\ufffd" and unicodedata.category(char)[0] != "C"]
-        if not self.lower:
-            return kept
-        # as a whole: a final Greek sigma depends on its neighbours
-        lowered = "".join(char for char, _ in kept).lower()
-        indices = [i for char, i in kept for _ in char.lower()]  # "İ" becomes two characters
-        return [(part, i) for char, i in zip(lowered, indices)
-                for part in unicodedata.normalize("NFD", char)
-                if unicodedata.category(part) != "Mn"]
+        if self.lower:
+            # as a whole: a final Greek sigma depends on its neighbours
+            lowered = "".join(char for char, _ in kept).lower()
+            indices = [i for char, i in kept for _ in char.lower()]  # "İ" becomes two characters
+            kept = list(zip(lowered, indices))
+        if self.rules.strip_accents:
+            kept = [(part, i) for char, i in kept for part in unicodedata.normalize("NFD", char)
+                    if unicodedata.category(part) != "Mn"]
+        return kept
 
     def greedy(self, word):
         """[(id, start, end)] of the longest subwords from the left; the unknown token where they do
@@ -242,7 +287,7 @@ class WordPieceTokenizer(Tokenizer):
         starts = [0, *(i for _, i in chars[1:]), len(word)]
         edges = [0]  # of what are words in BERT
         for k, (char, _) in enumerate(chars):
-            if is_word(char):
+            if is_word(char, self.rules.chinese):
                 edges += [k, k + 1]
         edges = sorted({*edges, len(chars)})
         spans = []
@@ -273,33 +318,63 @@ class WordPieceTokenizer(Tokenizer):
         return ids, spans
 
 
-def is_word(char):
+def is_word(char, chinese=True):
     """Whether a character is a word of its own in BERT: punctuation (Unicode's P*, and all ASCII
-    signs) and Chinese characters."""
+    signs) and, by the rules, Chinese characters."""
     return (char.isascii() and not char.isalnum() or unicodedata.category(char)[0] == "P"
-            or CJK.match(char) is not None)
+            or chinese and CJK.match(char) is not None)
+
+
+def fast_names(path):
+    """The subwords of a tokenizer.json in the order of their ids. UserError where it has no
+    WordPiece."""
+    content = read_json(path, dict, "give a vocab.txt or a spiece.model")
+    model = content.get("model", {})
+    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(model.get("vocab"), dict):
+        raise UserError(f"{path}: a vocabulary of type {model.get('type')}, and only WordPiece can "
+                        "be read from it; put the spiece.model that the model was trained with "
+                        "next to it")
+    ids = dict(model["vocab"])
+    ids |= {entry["content"]: entry["id"] for entry in content.get("added_tokens", [])}
+    names = sorted(ids, key=ids.get)
+    if [ids[name] for name in names] != [*range(len(names))]:
+        raise UserError(f"{path}: its ids are not 0 to {len(names) - 1}; give a vocab.txt")
+    return names
+
+
+def read_rules(path):
+    """The Rules of a vocabulary: of tokenizer.json itself, or of the tokenizer_config.json next to
+    it; lower case without accents where there is none."""
+    settings = path.with_name(SETTINGS)
+    config = read_json(settings, dict) if settings.is_file() else {}
+    normalizer = read_json(path, dict).get("normalizer") if path.name == FAST else None
+    if normalizer and normalizer.get("type") == "BertNormalizer":
+        return rules_of(normalizer["lowercase"], normalizer["strip_accents"],
+                        normalizer["handle_chinese_chars"])
+    strip_accents = config.get("strip_accents")
+    if "keep_accents" in config:
+        strip_accents = not config["keep_accents"]
+    return rules_of(config.get("do_lower_case", True), strip_accents,
+                    config.get("tokenize_chinese_chars"))
 
 
 def load_tokenizer(path, lower=None):
-    """The tokenizer in a file, or in a folder with spiece.model or vocab.txt.
+    """The tokenizer in a file, or in a folder with spiece.model, vocab.txt or tokenizer.json.
 
-    lower=False: for cased models and translation; None: as tokenizer_config.json next to it says,
-    True where there is none.
+    lower=False: for cased models and translation; None: as read_rules says.
     """
     given = Path(path)
-    names = (SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name)
+    names = SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name, FAST
     files = [file for file in (given, *(given / name for name in names)) if file.is_file()]
     if not files:
-        raise UserError(f"{given}: there is no {' and no '.join(names)}; "
+        raise UserError(f"{given}: there is no {', '.join(names[:-1])} or {names[-1]}; "
                         "make one with data/prepare.py corpus")
-    settings = files[0].with_name(SETTINGS)
-    if lower is None:
-        lower = not settings.is_file() or read_json(settings).get("do_lower_case", True)
-    kind = WordPieceTokenizer if files[0].suffix == ".txt" else SentencePieceTokenizer
-    return kind(files[0], lower)
+    rules = read_rules(files[0]) if lower is None else rules_of(lower)
+    word_piece = files[0].suffix in (".txt", ".json")
+    return (WordPieceTokenizer if word_piece else SentencePieceTokenizer)(files[0], rules)
 
 
 @functools.lru_cache(maxsize=1)
-def opened(kind, path, lower):
+def opened(kind, path, rules):
     """A tokenizer that was sent to this process with each of several jobs; it is opened once."""
-    return kind(path, lower)
+    return kind(path, rules)

@@ -21,6 +21,7 @@ import torch
 
 from common.cli import UserError
 from common.checkpoint import read_json
+from common.tokenization import rules_of
 
 NAMES = ("tokens", "sentences", "documents")
 MOST_HELD_OUT = 1000  # documents, where a fraction is held out: 5% of Wikipedia are 300,000
@@ -80,8 +81,9 @@ class Corpus:
         if not self.meta:
             raise UserError(f"{folder}: not a complete corpus (meta.json is missing or broken); "
                             "make it with data/prepare.py corpus")
-        made_by = self.meta["tokenizer"], self.meta["lower"]
-        if tokenizer and (tokenizer.fingerprint, tokenizer.lower) != made_by:
+        rules = self.meta.get("rules") or rules_of(self.meta["lower"])
+        made_by = self.meta["tokenizer"], tuple(rules)
+        if tokenizer and (tokenizer.fingerprint, tuple(tokenizer.rules)) != made_by:
             raise UserError(f"{folder}: made with another tokenizer than {tokenizer.path}; "
                             "prepare it again, or give the tokenizer it was made with")
         self.ids = np.arange(self.meta["documents"]) if ids is None else ids

@@ -45,13 +45,25 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 # --- files ---------------------------------------------------------------------------------------
 
 def read_weights(folder):
-    """{name: tensor} of the model.safetensors or pytorch_model.bin in a folder."""
-    path = Path(folder) / "model.safetensors"
-    if path.is_file():
-        return finite(read_safetensors(path), path)
-    path = existing(path.with_name("pytorch_model.bin"),
-                    "give the folder of a PyTorch model, with this file or model.safetensors")
-    return finite(load_file(path), path)
+    """{name: tensor} of the model.safetensors or pytorch_model.bin in a folder, or of the parts that
+    its index names."""
+    readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": load_file}
+    for name, read in readers.items():
+        index = Path(folder) / f"{name}.index.json"
+        parts = [name]
+        if index.is_file():
+            weight_map = read_json(index, dict).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise UserError(f"{index}: lacks weight_map; fetch it again")
+            parts = sorted(set(weight_map.values()))
+        if index.is_file() or Path(folder, name).is_file():
+            weights = {}
+            for part in parts:
+                path = existing(Path(folder, part), f"{index} names it; fetch it too")
+                weights |= finite(read(path), path)
+            return weights
+    raise UserError(f"{folder}: no {' and no '.join(readers)}; give the folder of a PyTorch model, "
+                    "with one of them")
 
 
 def read_safetensors(path):
@@ -107,12 +119,19 @@ def write_tokenizer(folder, tokenizer, longest):
     word_piece = tokenizer.file_name == "vocab.txt"
     config = {
         "tokenizer_class": "BertTokenizer" if word_piece else "AlbertTokenizer",
-        "do_lower_case": tokenizer.lower,
-        "keep_accents": not tokenizer.lower,
+        **tokenizer.settings(),
         "model_max_length": longest,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
     write_json(Path(folder) / "tokenizer_config.json", config)
+
+
+def opener(tokenizer, kind, folder, trust=""):
+    """How transformers opens a folder with a vocabulary, and what must be installed for it."""
+    packages = "transformers"
+    if tokenizer.file_name == "spiece.model":
+        packages += " sentencepiece protobuf"
+    return f"{kind}.from_pretrained({str(folder)!r}{trust}) (pip install {packages})"
 
 
 def names_of(table, count):
@@ -121,8 +140,12 @@ def names_of(table, count):
             for ours, theirs in table.items() for number in range(count)}
 
 
-def check_config(config, required):
-    """ValueError where a key is there with another value than `required` has."""
+def check_config(config, required, sizes=()):
+    """ValueError where a key of `sizes` is missing, or a key is there with another value than
+    `required` has."""
+    missing = [key for key in sizes if key not in config]
+    if missing:
+        raise ValueError(f"config.json lacks {', '.join(missing)}")
     for key, only in required.items():
         if config.get(key, only) != only:
             raise ValueError(f"{key} is {config[key]}; only {only} can be read")
@@ -190,11 +213,11 @@ ALBERT_CLASSES = {  # of a task, or of a head
 
 
 def albert_settings(config):
-    """albert.py's settings of a config.json. ValueError or KeyError where it describes what
-    albert.py cannot build."""
+    """albert.py's settings of a config.json. ValueError where it describes what albert.py
+    cannot build."""
     config = {**ALBERT_DEFAULTS, **config}
     dropout = {"attention_probs_dropout_prob": config["hidden_dropout_prob"]}
-    check_config(config, {**ALBERT_REQUIRED, **dropout})
+    check_config(config, {**ALBERT_REQUIRED, **dropout}, ALBERT_SETTINGS.values())
     settings = {ours: config[theirs] for ours, theirs in ALBERT_SETTINGS.items()}
     return {**settings, "share": "all", "mapped": settings["embedding"] == settings["hidden"]}
 
@@ -273,7 +296,8 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer):
     theirs = rename_albert(weights, groups)
     config = albert_config(cfg, kinds[0], groups, label_names(task, weights), task)
     write_folder(folder, theirs, config, tokenizer)
-    line = f"{folder}: {kinds[0]}, {sum(map(torch.numel, theirs.values())):,} parameters"
+    line = (f"{folder}: {kinds[0]}, {sum(map(torch.numel, theirs.values())):,} parameters; open it "
+            f"with {opener(tokenizer, kinds[0], folder)}")
     if "answer" in heads:
         line += "; without the SQuAD v2.0 head, which Hugging Face's ALBERT lacks"
     return line
@@ -380,11 +404,11 @@ def read_model(path, cfg, arch=""):
     architectures are parts."""
     folder = model_folder(path)
     config = read_json(folder / "config.json", dict)
-    if "model_type" in config:
+    if "program" not in config:  # of a run of ours
         try:
             shape = bert_sizes(folder, config)
             return folder, "-".join(map(str, shape)), read_bert(folder, shape[3])
-        except (KeyError, ValueError) as error:
+        except ValueError as error:
             raise UserError(f"{folder}: no whole BERT that runs here: {error}") from None
     own = dataclasses.replace(cfg, init=str(folder))  # read_init sets its arch to the model's
     actions = dict.fromkeys(("search", "superplm", "further_train", "finetune"), ("arch",))
@@ -406,12 +430,12 @@ def fill(model, weights, folder):
 
 
 def bert_sizes(folder, config):
-    """(layers, hidden, ffn, heads, qkv) of a config.json. Raises UserError, ValueError or KeyError
-    where it needs what does not run here."""
-    if config["model_type"] not in ("bert", "electra", "autotinybert"):
-        raise UserError(f"{folder}: model_type is {config['model_type']}; only bert and electra "
-                        "can be read")
-    check_config(config, BERT_REQUIRED)
+    """(layers, hidden, ffn, heads, qkv) of a config.json. Raises UserError or ValueError where
+    it needs what does not run here."""
+    kind = config.get("model_type", "bert")  # many old folders do not name it
+    if kind not in ("bert", "electra", "autotinybert"):
+        raise UserError(f"{folder}: model_type is {kind}; only bert and electra can be read")
+    check_config(config, BERT_REQUIRED, SIZES[:-1])
     return tuple({"qkv_size": config["hidden_size"], **config}[name] for name in SIZES)
 
 
@@ -499,4 +523,5 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
     if "auto_map" in config:  # its width of query, key and value needs code
         write_atomic(Path(folder) / "modeling_autotinybert.py", MODELING)
         trust = ", trust_remote_code=True"
-    return f"{folder}: written; open it with AutoModel{kind}.from_pretrained(DIR{trust})"
+    command = opener(tokenizer, f"AutoModel{kind}", folder, trust)
+    return f"{folder}: written; open it with {command}"

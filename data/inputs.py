@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from common.cli import UserError, written
+from common.cli import Command, UserError, written
 from common.checkpoint import RunFolder, read_json
 from common.distributed import on_main, print0
 from common.finetune import is_demo, task_files
-from common.tokenization import load_tokenizer
+from common.tokenization import FAST, load_tokenizer
 from data import cifar10, race, translation
-from data.corpus import NAMES, Corpus, read_meta
+from data.corpus import NAMES, Corpus
 from data.demo import make_demo
 from data.text import make_corpus, text_files
 
@@ -89,7 +89,8 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
     for name, value in fill_in(cfg, ranks, flags).items():
         setattr(cfg, name, value)
     opens = text or "tokenizer" in needs or "tokenizer" in cfg.given
-    inputs = find_inputs(cfg, cfg, ranks, flags, tasks, cfg.models, opens)
+    command = Command(cfg.program, action, given=cfg.given)
+    inputs = find_inputs(cfg, command, ranks, flags, tasks, cfg.models, opens)
     run = RunFolder(cfg, action, ranks, given, inputs.files)
     data = Data(ranks.device)
     if run.finished:
@@ -209,7 +210,7 @@ def open_text(cfg, ranks, folder):
             make_corpus(cfg.corpus, target, cfg.vocab_size, cfg.tokenizer, workers=workers)
 
     on_main(ranks, make)
-    tokenizer = load_tokenizer(cfg.tokenizer or target, read_meta(target).get("lower"))
+    tokenizer = load_tokenizer(cfg.tokenizer or target)
     if tokenizer.mask_id is None:
         raise UserError(f"{tokenizer.path}: lacks [MASK], which pre-training needs; use another")
     return tokenizer, *Corpus(target, tokenizer).split(cfg.held_out)
@@ -225,9 +226,9 @@ def open_tokenizer(cfg):
 
 def check_vocabulary(folder, tokenizer):
     """UserError where the vocabulary in a model's folder, if there is one, is another."""
-    if any((folder / name).is_file() for name in ("spiece.model", "vocab.txt")):
+    if any((folder / name).is_file() for name in ("spiece.model", "vocab.txt", FAST)):
         own = load_tokenizer(folder)
-        if (own.names, own.lower) != (tokenizer.names, tokenizer.lower):
-            raise UserError(f"{tokenizer.path}: other tokens or case than in {own.path}; a "
+        if (own.names, own.rules) != (tokenizer.names, tokenizer.rules):
+            raise UserError(f"{tokenizer.path}: other tokens, case or accents than in {own.path}; a "
                             "model, its teacher and the corpus share one vocabulary: leave "
                             "--tokenizer out, and give the text itself as --corpus")

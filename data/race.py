@@ -8,6 +8,7 @@ A question becomes four inputs, one per option, as in ALBERT's code:
 The option replaces every "_" of the question; without one it follows the question. Of this second
 part the last MAX_QA tokens are kept; the passage is truncated at its end.
 """
+import warnings
 from collections import namedtuple
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from common.checkpoint import read_json, write_atomic
 from common.finetune import Task, limit
 
 LEVELS = ("middle", "high")
+LAYOUT = "--race takes the official folder: train|dev|test/middle|high/NUMBER.txt, a passage a file"
 MAX_QA = 128  # tokens of question and option
 LETTERS = ("A", "B", "C", "D")  # of the options
 
@@ -33,20 +35,20 @@ def splits(folder):
 
 
 def passage_files(folder, split):
-    """The files of a split: middle school before high school, in the order of their numbers."""
+    """The files of a split: middle school before high school, in the order of their numbers. One
+    of the two may be missing."""
     files = []
     for level in LEVELS:
-        place = Path(folder) / split / level
-        inside = sorted(place.glob("*.txt"), key=lambda path: (len(path.name), path.name))
-        if not inside:
-            raise UserError(f"{place}: no passages are here; --race takes the official folder")
-        files += inside
+        inside = Path(folder, split, level).glob("*.txt")
+        files += sorted(inside, key=lambda path: (len(path.name), path.name))
+    if not files:
+        raise UserError(f"{folder}/{split}: no passages are here; {LAYOUT}")
     return files
 
 
 def read_passage(path, answered=True):
     """The questions of one passage's file. answered=False: a user's file; every answer is A."""
-    entry = read_json(path, dict, "use the layout of the official passages")
+    entry = read_json(path, dict, LAYOUT)
     questions = []
     try:
         texts = entry["questions"]
@@ -113,6 +115,13 @@ def features(questions, tokenizer, max_length):
             ids = ids[-min(MAX_QA, room):]
             # views of one array
             pairs[-1].append((passages[question.passage][:room - len(ids)], ids))
+    empty = sum(not len(passage) for four in pairs for passage, _ in four)
+    message = (f"in {empty} of {len(pairs) * len(LETTERS)} inputs of RACE question and option leave "
+               f"no room for the passage; raise --finetune_length {max_length}")
+    if empty == len(pairs) * len(LETTERS):
+        raise UserError(message)
+    if empty:
+        warnings.warn(message)
     labels = np.array([question.answer for question in questions], np.int64)
     specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
     return Features(pairs, labels, specials, max_length)

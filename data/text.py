@@ -272,7 +272,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
         raise UserError(f"{files[0]}: there is no sentence in the corpus")
     write_json(folder / "meta.json", {
         "format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
-        "dtype": dtype.name, **count, "sources": fingerprints(files)})
+        "rules": [*tokenizer.rules], "dtype": dtype.name, **count, "sources": fingerprints(files)})
     return Corpus(folder, tokenizer)
 
 

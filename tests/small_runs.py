@@ -14,6 +14,7 @@ from conftest import filled
 
 from common import checkpoint, cli
 from common.distributed import Ranks
+from common.tokenization import rules_of
 
 ALONE = Ranks(0, 1, torch.device("cpu"))  # one process
 ARCH = (
@@ -91,6 +92,7 @@ class FakeTokenizer:
     starts_word = np.arange(1000) % 3 != 0  # every third token continues a word
     file_name = "spiece.model"
     lower = True
+    rules = rules_of(True)
     without_comma = False
     save = staticmethod(print)
 

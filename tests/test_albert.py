@@ -569,3 +569,33 @@ def test_the_first_token_baseline_learns_which_token_begins_which_segment():
     data = Data(ALONE.device, train=corpus, dev=corpus)
     cfg = tiny(steps=100, batch=16, dev_examples=64)
     assert albert.first_token_baseline(data, cfg) == {"sop": 0.75}
+
+
+def test_a_folder_without_model_type_and_in_parts_is_read(ready, tmp_path):
+    """As many published folders, and sharded ones, in both formats."""
+    whole = resolved(albert.Config(init=str(ready["hf"])))[1].weights
+    config = read_json(ready["hf"] / "config.json")
+    del config["model_type"]
+    weights = hf_models.read_safetensors(ready["hf"] / "model.safetensors")
+    names = sorted(weights)
+    halves = {"1": names[::2], "2": names[1::2]}
+    for kind, save in {"model.safetensors": hf_models.write_weights,
+                       "pytorch_model.bin": lambda path, part: torch.save(part, path)}.items():
+        folder = tmp_path / kind
+        shutil.copytree(ready["hf"], folder)
+        (folder / "model.safetensors").unlink()
+        write(folder / "config.json", config)
+        for number, half in halves.items():
+            save(folder / f"{number}-{kind}", {name: weights[name] for name in half})
+        weight_map = {name: f"{number}-{kind}" for number, half in halves.items() for name in half}
+        write(folder / f"{kind}.index.json", {"weight_map": weight_map})
+        source = resolved(albert.Config(init=str(folder)))[1]
+        assert source.weights.keys() == whole.keys()
+        assert all(torch.equal(source.weights[name], whole[name]) for name in whole)
+
+
+def test_the_activation_of_a_folder_may_be_overridden(ready):
+    """D29."""
+    cfg, _ = resolved(albert.Config(init=str(ready["hf"]), activation="gelu"), "activation")
+    assert cfg.activation == "gelu"
+    assert resolved(albert.Config(init=str(ready["hf"])))[0].activation == "gelu_new"

@@ -17,7 +17,7 @@ from small_runs import ALONE, SEARCHES
 
 import autotinybert as atb
 from common.checkpoint import keep_model, load_file, read_json, release_locks
-from common.tokenization import WordPieceTokenizer
+from common.tokenization import load_tokenizer
 
 BASE = atb.Config()
 TINY = atb.Config(
@@ -341,7 +341,7 @@ def words(tmp_path_factory):
     path = tmp_path_factory.mktemp("words") / "vocab.txt"
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     path.write_text("\n".join([*special, *(f"w{number}" for number in range(45))]))
-    return WordPieceTokenizer(path)
+    return load_tokenizer(path)
 
 
 def run_here(*argv, status=0):

@@ -2,11 +2,14 @@
 offsets, training."""
 import random
 import re
+import shutil
+import unicodedata
 from unittest import mock
 
 import pytest
 from small_runs import write
 
+from common.cli import UserError
 from common.tokenization import load_tokenizer, preprocess
 from data.network_code import COMMAS
 from data.text import train_sentencepiece
@@ -114,3 +117,50 @@ def test_offsets_agree_with_encode(kinds, raw):
         assert [a for a, _ in spans] == sorted(a for a, _ in spans)
         covered = {k for a, b in spans for k in range(a, b)}
         assert all(k in covered for k, c in enumerate(raw) if c.isalnum()), spans
+
+
+RULED = [  # accents, Chinese, ß, a dotted capital I
+    "müsste", "Müßiggang", "Café naïve", "cafe\u0301", "中国 the man", "the中国man", "İstanbul", "ÆØ",
+    "Straße", "ÀÉÎ", "the cafe", "UN-affable", "国", "mask 2011", "naïve中", "ı İ i I", "ﬁnd", "a1 b.",
+    "[ ]", "\u0301"]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("strip_accents", [True, False])
+@pytest.mark.parametrize("chinese", [True, False])
+def test_the_rules_of_bert_are_those_of_transformers(lower, strip_accents, chinese, tmp_path):
+    """Of vocab.txt with tokenizer_config.json, and of the tokenizer.json of transformers 5."""
+    transformers = pytest.importorskip("transformers")
+    letters = sorted({char for text in RULED for part in (text, text.lower())
+                      for char in (part + unicodedata.normalize("NFD", part)) if char.strip()})
+    words = dict.fromkeys([*WORDPIECES, "müsste", "straße", "the中国man", *letters,
+                           *(f"##{char}" for char in letters)])
+    write(tmp_path / "vocab.txt", "\n".join(words) + "\n")
+    settings = {"do_lower_case": lower, "strip_accents": strip_accents,
+                "tokenize_chinese_chars": chinese}
+    write(tmp_path / "tokenizer_config.json", settings)
+    theirs = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), **settings)
+    expected = theirs(RULED, add_special_tokens=False)["input_ids"]
+    ours = load_tokenizer(tmp_path)
+    assert ours.encode_batch(RULED) == expected
+    assert [ours.encode_with_offsets(text)[0] for text in RULED] == expected
+    theirs.save_pretrained(tmp_path / "fast")
+    (tmp_path / "fast" / "vocab.txt").unlink(missing_ok=True)
+    fast = load_tokenizer(tmp_path / "fast")
+    assert fast.encode_batch(RULED) == expected
+    again = load_tokenizer(fast.save(tmp_path / "again").parent)
+    assert (again.names, again.rules) == (fast.names, ours.rules)
+
+
+def test_a_unigram_vocabulary_in_a_tokenizer_json_is_refused(tmp_path):
+    write(tmp_path / "tokenizer.json", {"model": {"type": "Unigram", "vocab": []}})
+    with pytest.raises(UserError, match="spiece.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_accents_in_lower_case_are_refused_for_sentencepiece(spiece, tmp_path):
+    shutil.copy(spiece, tmp_path)
+    write(tmp_path / "tokenizer_config.json", {"do_lower_case": True, "keep_accents": True})
+    with pytest.raises(UserError, match="keep_accents True"):
+        load_tokenizer(tmp_path)
