@@ -876,7 +876,7 @@ def train_language_model(model, data, cfg, run):
         done = step + 1
         stop, save, log = pace(done)
         dev = {}
-        if done % cfg.save_every == 0 and done < cfg.steps:
+        if pace.planned(done) and done < cfg.steps:
             # evaluated before it is saved: a resumed run repeats it
             result = evaluate_language_model(model, data, cfg, ranks)
             dev = {f"{name}_accuracy": result[name] for name in result["labels"]}

@@ -48,13 +48,10 @@ from torch.utils.flop_counter import FlopCounterMode
 # --- configuration --------
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Config:
-    """Every knob. A preset (by task) overrides the default, a flag both."""
-    given = frozenset()  # the flags that were given
-    compared = ("save_every",)  # must agree in a resumed run: the last saves are averaged
-    models = ("init", "tokenizer")  # flags that name files besides the data
-    writes = ("text", "valid", "translations.*", "classes.txt")  # for --restart
+    """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
+    override presets (by task), and presets override defaults."""
     preset: str = "demo"  # demo (minutes) | small (real data) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
@@ -145,12 +142,22 @@ LIMIT_FRACTION = 0.9
 # deviation of its timings is 1.5% of their mean or more.
 UNTIMED = 5  # runs before the timed ones, as in HAT
 FEWEST = 20  # sub-nets that the rankers need
+FEWEST_COMPARED = 8  # held-out sub-nets for a rank correlation
 GEOMETRY = (  # settings that shape a model
     "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 DATA = {  # data flags of each task
     "cifar10": ("cifar10",),
     "wmt14": ("train_text", "valid_text", "test_text"),
 }
+ONLY = {  # flags that one task alone reads
+    "cifar10": ("cifar10", "image", "patch", "augment"),
+    "wmt14": (*DATA["wmt14"], "languages", "tokenizer", "vocab_size", "search_decoder",
+              "decoder_layers", "connect", "qkv", "length", "beam"),
+}
+SPACE = ("space", "layers", "hidden", "ffn", "heads", "decoder_layers", "connect", "search_decoder")
+MODELS = ("init", "tokenizer")  # flags that name files besides the data
+COMPARED = ("save_every",)  # must agree in a resumed run: the last saves are averaged
+WRITES = ("text", "valid", "translations.*", "classes.txt")  # what --restart deletes
 
 TINY = dict(latency_runs=5, generations=10, finalists=5, samples=160)
 TINY_IMAGE = dict(
@@ -482,7 +489,9 @@ def parse_arch(text, cfg):
         # does not say.
         arch = retype(arch, attn_type, PARTS if attn_type == "softmax" else PARTS[:1])
     if bool(arch.decoder_layers * arch.decoder_hidden) != (cfg.task == "wmt14"):
-        raise UserError(f"--arch {text}: a translator has a decoder, a network for images has none")
+        task = "wmt14" if arch.decoder_layers else "cifar10"
+        raise UserError(f"--arch {text[:60]}: a translator has a decoder, a network for images has "
+                        f"none; --task {task} fits it")
     values = {name: values_of(arch, name) for name in FEATURES}
     for name, depth in FEATURES.items():
         if depth and len(values[name]) != getattr(arch, depth):
@@ -533,7 +542,7 @@ def linear_state(k, v, mask):
     keys = k.new_full((len(k), 1, 1, 1), k.shape[-2], dtype=torch.float32)
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
-        keys = mask.sum(-1).view(-1, 1, 1, 1)
+        keys = mask.sum(-1).clamp(min=1).view(-1, 1, 1, 1)  # of padding alone, the result is 0
     return k.mT @ v, k.sum(-2, keepdim=True, dtype=torch.float32), keys
 
 
@@ -712,7 +721,7 @@ class Encoder(nn.ModuleList):
 
 class ImageModel(nn.Module):
     """An encoder of patches and a class token; the mean of the patches is classified.
-    Images (B, 3, I, I) -> logits (B, 10). space: a super-net's, or None."""
+    A batch with images (B, 3, I, I) -> logits (B, 10). space: a super-net's, or None."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
@@ -733,8 +742,9 @@ class ImageModel(nn.Module):
         self.norm = LayerNorm(width)
         self.head = Linear(width, 10)
 
-    def forward(self, images, arch=None):
+    def forward(self, batch, arch=None):
         arch = arch or self.arch
+        images = batch["images"]
         P = self.cfg.patch
         width = arch.hidden
         patches = F.unfold(images.to(self.token.dtype), P, stride=P)
@@ -756,12 +766,12 @@ def make_model(arch, cfg, space=None):
     return model_class(arch, cfg, space)
 
 
-def blank_inputs(cfg):
-    """An empty input of a model: one image, or 30 tokens of source and target."""
+def blank_batch(cfg):
+    """A batch without content: one image, or 30 tokens of source and target."""
     if cfg.task == "cifar10":
-        return [torch.zeros(1, 3, cfg.image, cfg.image)]
+        return {"images": torch.zeros(1, 3, cfg.image, cfg.image)}
     ids = torch.zeros(1, min(30, cfg.length), dtype=torch.long)
-    return [ids, torch.tensor([ids.shape[1]]), ids]
+    return {"source": ids, "lengths": torch.tensor([ids.shape[1]]), "target": ids}
 
 
 def count_parameters(arch, cfg):
@@ -778,7 +788,7 @@ def model_flops(arch, cfg):
     """2 x multiply-adds of all matrix products for an image, or for 30 source and target tokens."""
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad(), counter:
-        make_model(arch, cfg)(*blank_inputs(cfg))
+        make_model(arch, cfg)(blank_batch(cfg))
     return counter.get_total_flops()
 
 # --- supernet -------------
@@ -1018,6 +1028,7 @@ def rank_and_evolve(space, history, cfg):
     ranked = [arch for arch in sorted(scores, key=scores.get) if arch not in archs]
     return ranked, {
         "tau": {name: ranker.tau for name, ranker in rankers.items()},
+        "compared": len(by_loss.held_out),
         "importance": importance,
         "pruned": pruned,
         "latency_limit": limit,
@@ -1035,8 +1046,16 @@ def cast(model, cfg, device):
     return model.to(device, torch.bfloat16 if bfloat16 else torch.float32).eval()
 
 
-def latency_text(value, cfg):
-    return f"{value:.4g} {'GFLOPs' if cfg.cost == 'flops' else 'ms'}"
+def latency_text(value, cfg, device=None):
+    """A latency with its unit, and with what it was measured on where a device is given."""
+    if cfg.cost == "flops":
+        return f"{value:.4g} GFLOPs"
+    if device is None:
+        return f"{value:.4g} ms"
+    name = f"a CPU, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return f"{value:.4g} ms ({name})"
 
 
 @torch.no_grad()
@@ -1048,20 +1067,20 @@ def measure_latency(arch, cfg, device):
         return model_flops(arch, cfg) / 1e9
     with torch.device(device):
         model = cast(make_model(arch, cfg), cfg, device)
-        inputs = blank_inputs(cfg)
+        batch = blank_batch(cfg)
         tokens = torch.zeros(cfg.beam, 1, dtype=torch.long)
 
-    def translate(source, lengths, _):
-        encoded = model.encode(source, lengths)
+    def translate(batch):
+        encoded = model.encode(batch["source"], batch["lengths"])
         caches = [[] for _ in model.decoder_layers]
-        for step in range(source.shape[1]):
+        for step in range(batch["source"].shape[1]):
             model.decode(tokens, encoded, None, caches, step)
 
     call = model if cfg.task == "cifar10" else translate
     times = []
     for _ in range(UNTIMED + cfg.latency_runs):
         began = time.perf_counter()
-        call(*inputs)
+        call(batch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1000 * (time.perf_counter() - began))
@@ -1152,32 +1171,48 @@ def draw_samples(space, cfg):
         archs[sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))] = None
 
 
+def kept(history, limit):
+    """The history lines within the latency limit."""
+    return [line for line in history if line["scores"]["latency"] <= limit]
+
+
 def winner(history, limit):
     """The history line with the best loss within the limit."""
     # D9: the winner is chosen by measurements of the best-ranked architectures, not by the rankers.
-    within = [line for line in history if line["scores"]["latency"] <= limit]
-    return max(within, key=lambda line: line["score"])
+    return max(kept(history, limit), key=lambda line: line["score"])
 
 
-def search(cfg):
+def search(cfg, command):
     """Sec. 3.2.2: train the super-net, measure samples, rank, prune, evolve, measure finalists."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        arch, space, supernet = resolve(cfg, "search", ranks)
-        run, data = open_data(cfg, "search", ranks)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        space = space_of(cfg)
+        if space_size(space) < FEWEST:
+            raise UserError(f"the space has {space_size(space)} architectures, the rankers need "
+                            f"{FEWEST}: widen it")
+        supernet = extract(source.weights, widest(space), cfg, space) if source else None
+        run, inputs = open_run(cfg, command, ranks)
         if not run.finished:
+            cfg, data = open_data(cfg, inputs, run)
+            if not data.num_held_out:
+                raise UserError("--held_out: a search needs examples for its losses")
             if cfg.latency_limit and run.new:
                 on_main(ranks, check_limit, space, cfg, ranks.device)
             seed_everything(cfg.seed, "weights")
-            supernet = supernet or make_model(arch, cfg, space)
-            train_network(supernet.to(ranks.device), data, cfg, ranks, run, space)
+            supernet = supernet or make_model(widest(space), cfg, space)
+            print_facts(supernet, data, cfg, ranks)
+            train_supernet(supernet.to(ranks.device), space, data, cfg, run)
             arguments = (supernet.eval(), data, cfg, ranks, run)
             samples = measure_archs(draw_samples(space, cfg), "sample", *arguments)
             ranked, learned = on_main(ranks, rank_and_evolve, space, samples, cfg)
             # The latency ranker errs, and the evolution prefers architectures that it predicts too
             # fast. So the best-ranked ones are measured, in order, until enough keep the limit.
             limit = learned["latency_limit"]
+            ranked = ranked[:max(cfg.finalists, cfg.samples // 4)]
             finalists = measure_archs(ranked, "finalist", *arguments, limit, cfg.finalists)
-            result = {**winner(samples + finalists, limit), **learned}
+            result = {**winner(samples + finalists, limit), **learned,
+                      "finalists": len(finalists), "within": len(kept(finalists, limit))}
             on_main(ranks, write_json, run.folder / "best.json", result)
             run.finish(result)
         print_summary(run, ranks, cfg)
@@ -1188,11 +1223,14 @@ def print_summary(run, ranks, cfg):
     result = run.finished
     for name, importance in result["importance"].items():
         lost = ", ".join(f"{feature} {value:.3f}" for feature, value in importance.items())
-        print0(ranks, f"{name} ranker: Kendall's tau {result['tau'][name]:.3f} on held-out "
-                      f"sub-nets; importance: {lost}")
+        tau = f"Kendall's tau {result['tau'][name]:.3f} on {result['compared']} held-out sub-nets"
+        if result["compared"] < FEWEST_COMPARED:
+            tau = f"too few held-out sub-nets ({result['compared']}) for a rank correlation"
+        print0(ranks, f"{name} ranker: {tau}; importance: {lost}")
+    print0(ranks, f"finalists: {result['finalists']} measured, {result['within']} within the limit")
     scores = result["scores"]
     print0(ranks, f"best: {result['arch']}\nloss {scores['loss']:.4f}, latency "
-                  f"{latency_text(scores['latency'], cfg)}, limit "
+                  f"{latency_text(scores['latency'], cfg, ranks.device)}, limit "
                   f"{latency_text(result['latency_limit'], cfg)}")
     # The training uses the same data and shapes, but not the search's own budget.
     run.print_result(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
@@ -1202,14 +1240,19 @@ def print_summary(run, ranks, cfg):
 # --- objective ------------
 
 
-def smoothed_loss(model, batch, arch, smoothing=SMOOTHING):
-    """(label-smoothed cross-entropy of a batch (inputs, ..., labels), summed over all labels that
-    are not -100, their number)."""
-    *inputs, labels = batch
-    logits = model(*inputs, arch).flatten(0, -2).float()  # (B, 10), or (B * T, V)
-    loss = F.cross_entropy(
-        logits, labels.flatten(), label_smoothing=smoothing, reduction="sum")
-    return loss, (labels != -100).sum()
+def count_labels(batch):
+    """The number of labels that are not -100, (1,)."""
+    return (batch["labels"] != -100).sum()[None]
+
+
+def summed_losses(network, batch, cfg, arch=None, smoothing=SMOOTHING):
+    """The label-smoothed cross-entropy of a batch (1,), summed over its labels. arch: a sub-net of
+    a super-net, or None."""
+    with autocast(cfg.dtype, batch["labels"].device):
+        logits = network(batch, arch)  # (B, 10), or (B, T, V)
+    logits = logits.flatten(0, -2).float()
+    return F.cross_entropy(
+        logits, batch["labels"].flatten(), label_smoothing=smoothing, reduction="sum")[None]
 
 
 def learning_rate(step, cfg):
@@ -1332,8 +1375,8 @@ def sinusoids(positions, width):
 
 
 class Translator(nn.Module):
-    """Encoder and decoder with one embedding for source, target and output. space: a super-net's,
-    or None. forward -> logits (B, T, V)."""
+    """Encoder and decoder with one embedding for source, target and output. A batch with source
+    (B, S), lengths (B,) and target (B, T) -> logits (B, T, V). space: a super-net's, or None."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
@@ -1383,8 +1426,9 @@ class Translator(nn.Module):
             x = layer(x, arch, cosines, kept, cross_cosines, cache, first)
         return F.linear(self.decoder_norm(x), self.token_embedding[:, :arch.decoder_hidden])
 
-    def forward(self, source, lengths, target, arch=None):
-        return self.decode(target, self.encode(source, lengths, arch), arch)
+    def forward(self, batch, arch=None):
+        encoded = self.encode(batch["source"], batch["lengths"], arch)
+        return self.decode(batch["target"], encoded, arch)
 
 
 @torch.no_grad()
@@ -1449,246 +1493,340 @@ def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
+    from common import cli
     from common.checkpoint import (
-        Checkpoint, jsonl, read_init, read_json, read_jsonl, write_atomic, write_json)
-    from common.cli import Diverged, Stop, UserError, run, start
+        Checkpoint, RunFolder, jsonl, read_json, read_jsonl, read_run, settings_from, write_atomic,
+        write_json)
+    from common.cli import Stop, UserError
     from common.distributed import (
-        Pace, Ranks, autocast, average_gradients, gather, launch, layer_activations,
-        micro_batch_range, on_main, per_second, prefetch, print0, print_device_use, progress,
-        seed_everything, set_accumulate, stopping, training_cost)
+        Means, Pace, autocast, average_gradients, fit_accumulate, gather, launch,
+        layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
+        print0, print_device_use, progress, seed_everything, set_rate, stopping, total_over,
+        training_cost)
     from data.cifar10 import Pictures
-    from data.inputs import open_run
+    from data.inputs import find_inputs
     from data.translation import Translations, corpus_bleu
 else:
     UserError = ValueError
-
-
-def open_data(cfg, action, ranks):
-    """(RunFolder, Pictures or Translations)."""
-    names = DATA[cfg.task]
-    if action == "evaluate":
-        names = names[-1:]
-    given = [name for name in names if getattr(cfg, name)]
-    run, _ = open_run(cfg, action, ranks, *(given or names))
-    reader = Pictures if cfg.task == "cifar10" else Translations
-    data = reader(cfg, ranks, run.folder, action != "evaluate")
-    if cfg.task == "wmt14":
-        on_main(ranks, data.tokenizer.save, run.folder)
-    if action == "search" and not data.num_held_out:
-        raise UserError("--held_out: a search needs examples for its losses")
-    run.save_settings(cfg)
-    return run, data
 
 
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
     """The held-out cross-entropy, or WORST where it is NaN or infinite."""
     # D5*: test sets are read by --evaluate alone; the released search reads CIFAR-10's.
-    with autocast(cfg.dtype, data.device):
-        total, count = sum(torch.stack(smoothed_loss(model, batch, arch, 0.0))
-                           for batch in data.held_batches())
+    total = 0.0
+    count = 0
+    for batch in data.held_batches():
+        total += summed_losses(model, batch, cfg, arch, smoothing=0.0)
+        count += count_labels(batch)
     loss = (total / count).item()
     return loss if math.isfinite(loss) else WORST
 
 
 @torch.no_grad()
-def evaluate_images(model, data, ranks):
-    """(accuracy, predicted classes) of the test images, which the processes share."""
+def evaluate_images(model, data, cfg, ranks):
+    """({"accuracy", "majority_baseline"}, predicted classes) of the test images, which the
+    processes share."""
     own = []
-    for images, labels in data.test_batches():
-        own += torch.stack([model(images).argmax(1), labels], dim=1).tolist()
+    for batch in data.test_batches():
+        own += torch.stack([model(batch).argmax(1), batch["labels"]], dim=1).tolist()
     classes, labels = torch.tensor(sum(gather(ranks, own), [])).T
-    print0(ranks, f"majority baseline {100 * labels.bincount().max() / len(labels):.2f}")
-    return (classes == labels).double().mean().item(), classes.tolist()
+    numbers = {
+        "accuracy": (classes == labels).double().mean().item(),
+        "majority_baseline": labels.bincount().max().item() / len(labels),
+    }
+    return numbers, classes.tolist()
 
 
-def evaluate_translations(model, data, cfg):
-    """(BLEU in percent, translations) of the test text."""
+def evaluate_translations(model, data, cfg, ranks):
+    """({"bleu": in percent}, translations) of the test text."""
     ids = data.tokenizer
     sources, references = data.test_lines()
     translations = data.translate(sources, functools.partial(
         beam_search, model, longest=cfg.length - 1, bos=ids.bos_id, eos=ids.eos_id,
         barred=(ids.pad_id, ids.bos_id), beam=cfg.beam))
     # D29: BLEU is of plain text in 13a tokens; the paper names no tokenization.
-    return corpus_bleu(translations, references), translations
+    return {"bleu": corpus_bleu(translations, references)}, translations
 
 
-def train_step(network, model, optimizer, batches, cfg, ranks, step, arch=None):
-    """One step by the mean loss over its micro-batches, which is the same on any number of
-    processes. -> (loss, labels, norm of the gradients before clipping)
+def training_batches(data, cfg, ranks, begin):
+    """Yield the list of this process's micro-batches for each step from `begin` on."""
+    for step in range(begin, cfg.steps):
+        yield [data.batch(step * cfg.accumulate + number)
+               for number in micro_batch_numbers(ranks, cfg.accumulate)]
 
-    network: the model, or the compiled model. arch: the sub-net that is trained, or None.
-    """
-    total = torch.zeros(2, device=ranks.device)  # loss, labels
-    for number in micro_batch_range(ranks, cfg.accumulate):
-        seed_everything(cfg.seed, "train", step, number)
-        batch = next(batches)
-        with autocast(cfg.dtype, ranks.device):
-            loss, count = smoothed_loss(network, batch, arch)
-        loss.backward()
-        total += torch.stack([loss.detach(), count])
-    average_gradients(model.parameters(), ranks, total)
-    loss, count = total
-    gradients = [value.grad for value in model.parameters() if value.grad is not None]
-    torch._foreach_div_(gradients, count)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), cfg.clip or math.inf)
+
+def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
+    """One step on this process's micro-batches. arch: the sub-net of a super-net, or None. Returns
+    {name: tensor ()}, whose means over the processes are the loss and the gradient norm."""
+    totals = total_over(ranks, sum(map(count_labels, batches))) / ranks.size  # (1,)
+    losses = torch.zeros(1, device=ranks.device)
+    for number, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
+        seed_everything(cfg.seed, "train", step, number)  # dropout
+        last = batch is batches[-1]
+        with no_sync_until(network, ranks, last):
+            loss = summed_losses(network, batch, cfg, arch)
+            loss.sum().backward()
+        losses += loss.detach()
+    if arch:
+        average_gradients(network.parameters(), ranks)
+    gradients = [value.grad for value in network.parameters() if value.grad is not None]
+    torch._foreach_div_(gradients, totals[0])
+    norm = nn.utils.clip_grad_norm_(network.parameters(), cfg.clip or math.inf)
     optimizer.step()
     optimizer.zero_grad()
-    return loss / count, count * ranks.size, norm
+    return {"loss": losses[0] / totals[0], "norm": norm}
 
 
-def make_batches(data, cfg, ranks, begin):
-    """The micro-batches of this process from step `begin` on."""
-    for step in range(begin, cfg.steps):
-        for number in micro_batch_range(ranks, cfg.accumulate):
-            yield data.batch(step * cfg.accumulate + number)
+def make_optimizer(model, cfg):
+    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW
+    does."""
+    return torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.998), weight_decay=cfg.weight_decay, fused=True)
 
 
-def train_network(model, data, cfg, ranks, run, space=None):
-    """Train a network, or with a space its super-net, one random sub-net a step. At the end
-    checkpoint.pt has the model alone; for a network it is the average of the last saves (Sec.
-    4.1.4). The host waits for a GPU only in every 50th step and where it logs or saves."""
+def train_supernet(model, space, data, cfg, run):
+    """Train a super-net, one random sub-net a step. At the end checkpoint.pt has the model alone.
+    The host waits for a GPU only where it logs or saves."""
+    ranks = run.ranks
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
     if checkpoint.restore().get("trained"):
         return
-    # Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW does
-    optimizer = checkpoint.owned["optimizer"] = torch.optim.AdamW(
-        model.parameters(), betas=(0.9, 0.998), weight_decay=cfg.weight_decay, fused=True)
-    if not space:
-        average = checkpoint.owned["average"] = AveragedModel(model)
+    optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
     begin = checkpoint.restore().get("step", 0)
-    network = torch.compile(model) if cfg.compile and not space else model
-    name = "super-net" if space else "train"
-    bar = progress(ranks, cfg.steps, name, begin)
-    pace = Pace(ranks, cfg.save_minutes)
-    batches = prefetch(make_batches(data, cfg, ranks, begin))
-    seen = 0
-    began = None
-    for step in range(begin, cfg.steps):
+    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    means = Means(ranks)
+    bar = progress(ranks, cfg.steps, "super-net", begin)
+    made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
+    for step, batches in enumerate(made, begin):
         model.train()
         rate = learning_rate(step, cfg)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        # The sub-net is a function of the step, so that all micro-batches and ranks train the same.
-        arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}")) if space else None
-        loss, count, norm = train_step(network, model, optimizer, batches, cfg, ranks, step, arch)
-        seen += count
+        set_rate(optimizer, rate)
+        # a function of the step, so that all micro-batches and processes train the same sub-net
+        arch = sample_arch(space, random.Random(f"{cfg.seed} sub-net {step}"))
+        numbers = train_step(step, model, optimizer, batches, cfg, ranks, arch)
+        means.add(numbers, sum(batch["labels"].numel() for batch in batches))
         bar.update()
+
         done = step + 1
-        left = cfg.steps - done
-        saves = left % cfg.save_every == 0
-        stop, due, log = pace()
-        if saves or stop or due or log or done % 50 == 0:
-            if not norm.isfinite():
-                raise Diverged(f"gradient norm {norm.item()} at step {done}")
-            speed = per_second(float(seen), began)
-            dev = {}
-            if saves and not space and ranks.main and data.num_held_out:
-                dev["loss"] = held_out_loss(model.eval(), data, cfg)
-            bar.set_postfix(loss=f"{loss:.3f}")
-            run.log(name, done, loss=loss.item(), norm=norm.item(), lr=rate, dev=dev,
-                    **{f"{data.unit}_per_second": speed})
-            if cfg.dry_run:
-                examples = 30 if cfg.task == "wmt14" else 1  # of model_flops: tokens or images
-                print_device_use(ranks, speed, model_flops(arch or model.arch, cfg) / examples)
-            seen = 0
-            began = time.perf_counter()
-        if saves and not space and left < AVERAGED * cfg.save_every:
-            average.update_parameters(model)
-        if saves or stop or due:
+        stop, save, log = pace(done)
+        if log:
+            values = means.take(done, f"{data.unit}_per_second")
+            run.log("super-net", done, lr=rate, **values)
+            bar.set_postfix(loss=values["loss"])
+        if save:
             checkpoint.save(step=done)
         if stop:
             raise Stop
     bar.close()
-    if not space:
-        model.load_state_dict(average.module.state_dict())
+    if cfg.dry_run:
+        print_speed(values, arch, data, cfg, ranks)
     checkpoint.owned = {"model": model}
     checkpoint.save(trained=True)
 
 
-def resolve(cfg, action, ranks):
-    """Set the settings that follow from others and from --init's run. -> (architecture, search
-    space or None, model with --init's weights or None). Nothing else assigns to cfg, except the
-    readers that open_data calls."""
-    dry = "-dry" if cfg.dry_run else ""
-    if "out" not in cfg.given:
-        cfg.out = f"runs/mformer-{action}-{cfg.task}-{cfg.preset}{dry}"
+def train_network(model, data, cfg, run):
+    """Train a network. At the end checkpoint.pt has the model alone, the average of the last saves
+    (Sec. 4.1.4). The host waits for a GPU only where it logs, evaluates or saves."""
+    ranks = run.ranks
+    checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
+    if checkpoint.restore().get("trained"):
+        return
+    optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
+    average = checkpoint.owned["average"] = AveragedModel(model)
+    begin = checkpoint.restore().get("step", 0)
+    network = prepare_model(model, ranks, cfg.compile)
+    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    means = Means(ranks)
+    bar = progress(ranks, cfg.steps, "train", begin)
+    made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
+    for step, batches in enumerate(made, begin):
+        model.train()
+        rate = learning_rate(step, cfg)
+        set_rate(optimizer, rate)
+        numbers = train_step(step, network, optimizer, batches, cfg, ranks)
+        means.add(numbers, sum(batch["labels"].numel() for batch in batches))
+        bar.update()
+
+        done = step + 1
+        stop, save, log = pace(done)
+        dev = {}
+        if pace.planned(done) and ranks.main and data.num_held_out:
+            dev = {"loss": held_out_loss(model.eval(), data, cfg)}
+        if log:
+            values = means.take(done, f"{data.unit}_per_second")
+            run.log("train", done, lr=rate, dev=dev, **values)
+            bar.set_postfix(loss=values["loss"])
+        if pace.planned(done) and done > cfg.steps - AVERAGED * cfg.save_every:
+            average.update_parameters(model)
+        if save:
+            checkpoint.save(step=done)
+        if stop:
+            raise Stop
+    bar.close()
+    if cfg.dry_run:
+        print_speed(values, model.arch, data, cfg, ranks)
+    model.load_state_dict(average.module.state_dict())
+    checkpoint.owned = {"model": model}
+    checkpoint.save(trained=True)
+
+
+def print_speed(values, arch, data, cfg, ranks):
+    """Print what a dry run measured on a GPU."""
+    examples = 30 if cfg.task == "wmt14" else 1  # of model_flops: tokens or images
+    speed = values[f"{data.unit}_per_second"]
+    print_device_use(ranks, speed, model_flops(arch, cfg) / examples)
+
+
+# settings: of the run; weights: of its model; arch: of its network, as text, "" for a search that
+# has not finished
+Pretrained = collections.namedtuple("Pretrained", "path settings weights arch")
+
+
+def load_pretrained(cfg, command):
+    """The model of --init as Pretrained: the network of --train, or the super-net of --search with
+    the architecture that it found. None without --init."""
+    if not cfg.init:
+        if command.action == "evaluate":
+            raise UserError("--evaluate: --init is missing; give a run folder of --train or "
+                            "--search")
+        return None
+    record, owned = read_run(cfg.init, cfg, command.program, ("search", "train"))
+    arch = record["settings"]["arch"]
+    best = Path(cfg.init) / "best.json"
+    if record["action"] == "search" and best.exists():
+        arch = read_json(best, dict)["arch"]
+    return Pretrained(cfg.init, record["settings"], owned["model"], arch)
+
+
+def resolve(cfg, command, ranks, source):
+    """The settings of a run: those that follow from others, from --init and from the number of
+    processes are filled in. Only the data's paths and the size of the vocabulary are filled in
+    later, since the vocabulary may be made in the run folder."""
+    changes = {}
+    if "out" not in command.given:
+        dry = "-dry" if cfg.dry_run else ""
+        changes["out"] = f"runs/mformer-{command.action}-{cfg.task}-{cfg.preset}{dry}"
     if cfg.dry_run and not cfg.train_text:  # the demo text gives no more tokens
-        cfg.vocab_size = min(cfg.vocab_size, 2000)
-    weights = None
-    if cfg.init:
-        names = {"search": GEOMETRY, "train": GEOMETRY}
-        weights = read_init(cfg, names, also=("arch", "vocab_size"))["model"]
-    if action != "evaluate":
-        set_accumulate(cfg, ranks)
-    space = None
-    if action == "search":
-        space = space_of(cfg)
-        if space_size(space) < FEWEST:
-            raise UserError(f"the space has {space_size(space)} architectures, the rankers need "
-                            f"{FEWEST}: widen it")
-        arch = widest(space)
-    else:
-        arch = read_arch(cfg, action)
-        cfg.arch = arch_text(arch)
-    return arch, space, extract(weights, arch, cfg, space) if weights else None
+        changes["vocab_size"] = min(cfg.vocab_size, 2000)
+    if source:
+        changes |= settings_from(
+            cfg, command, source.settings, source.path, GEOMETRY, ("vocab_size",))
+        if cfg.task == "wmt14":
+            changes["tokenizer"] = cfg.tokenizer or source.path
+    if command.action in ("search", "train"):
+        changes["accumulate"] = fit_accumulate(cfg, command, ranks)
+    cfg = dataclasses.replace(cfg, **changes)
+    if command.action == "search":
+        return cfg
+    return dataclasses.replace(cfg, arch=arch_text(read_arch(cfg, command, source)))
 
 
-def read_arch(cfg, action):
-    """The architecture of --arch, or of --init's run."""
-    text = cfg.arch
-    if action == "describe" and not text:
-        text = "mformer" if cfg.preset == "base" else arch_text(widest(space_of(cfg)))
+def read_arch(cfg, command, source):
+    """The architecture of --arch, of --init's run, or for --describe the widest of the space."""
+    text = cfg.arch or (source.arch if source else "")
+    if command.action == "describe" and not text:
+        widened = set(SPACE) & command.given
+        text = "mformer" if cfg.preset == "base" and not widened else arch_text(
+            widest(space_of(cfg)))
     if text.endswith(".json"):
         text = str(read_json(text, dict, "--search first").get("arch", text))
+    if not text:
+        raise UserError(f"--{command.action}: --arch is missing; give RUN/best.json of a search, "
+                        f"or one of {', '.join(PUBLISHED[cfg.task])}")
     return parse_arch(text, cfg)
 
 
-def train(cfg):
+def open_run(cfg, command, ranks):
+    """(RunFolder, Inputs) of an action."""
+    names = DATA[cfg.task]
+    if command.action == "evaluate":
+        names = names[-1:]
+    given = [name for name in names if getattr(cfg, name)]  # some translations may lack a part
+    inputs = find_inputs(cfg, command, ranks, given or names, models=MODELS)
+    run = RunFolder(
+        cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
+    return run, inputs
+
+
+def open_data(cfg, inputs, run, training=True):
+    """(the settings with the paths of the data and the size of the vocabulary, the data: Pictures
+    or Translations)."""
+    cfg = dataclasses.replace(cfg, **inputs.flags)
+    reader = Pictures if cfg.task == "cifar10" else Translations
+    data = reader(cfg, run.ranks, run.folder, training)
+    if cfg.task == "wmt14":
+        on_main(run.ranks, data.tokenizer.save, run.folder)
+        cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
+    run.save_settings(cfg)
+    return cfg, data
+
+
+def train(cfg, command):
     """Train the winner from scratch (Sec. 3.2.2), or from --init's weights."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        arch, _, model = resolve(cfg, "train", ranks)
-        run, data = open_data(cfg, "train", ranks)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        arch = parse_arch(cfg.arch, cfg)
+        model = extract(source.weights, arch, cfg) if source else None
+        run, inputs = open_run(cfg, command, ranks)
         if not run.finished:
+            cfg, data = open_data(cfg, inputs, run)
             seed_everything(cfg.seed, "weights")
             model = model or make_model(arch, cfg)
-            train_network(model.to(ranks.device), data, cfg, ranks, run)
-            run.finish({"arch": cfg.arch})
+            print_facts(model, data, cfg, ranks)
+            train_network(model.to(ranks.device), data, cfg, run)
+            loss = held_out_loss(model.eval(), data, cfg) if data.num_held_out else None
+            run.finish({"arch": cfg.arch, "held_out_loss": loss})
+        loss = run.finished.get("held_out_loss")
+        words = "no held-out examples (--held_out)" if loss is None else f"held-out loss {loss:.4f}"
+        print0(ranks, words)
         run.print_result(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder)
 
 
-def evaluate(cfg):
+def print_facts(model, data, cfg, ranks):
+    """Print what a training begins with."""
+    start = f"the weights of {cfg.init}" if cfg.init else "from scratch"
+    parameters = sum(value.numel() for value in model.parameters())
+    print0(ranks, f"{data.facts()}; held out: {data.num_held_out:,}")
+    print0(ranks, f"{start}; {parameters:,} parameters, {cfg.steps} steps")
+
+
+def evaluate(cfg, command):
     """Accuracy or BLEU (Sec. 4.1.4) and latency of --init's network."""
-    if not cfg.init:
-        raise UserError("--evaluate: --init is missing; give a run folder of --train or --search")
     with launch(cfg.device, cfg.dtype) as ranks:
-        arch, _, model = resolve(cfg, "evaluate", ranks)
-        run, data = open_data(cfg, "evaluate", ranks)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        arch = parse_arch(cfg.arch, cfg)
+        model = extract(source.weights, arch, cfg)
+        run, inputs = open_run(cfg, command, ranks)
+        cfg, data = open_data(cfg, inputs, run, training=False)
         model = cast(model, cfg, ranks.device)
         if cfg.task == "cifar10":
-            metric = "accuracy"
-            score, outputs = evaluate_images(model, data, ranks)
+            numbers, outputs = evaluate_images(model, data, cfg, ranks)
             path = run.folder / "classes.txt"  # from 0
+            words = (f"accuracy {numbers['accuracy']:.2%} (majority baseline "
+                     f"{numbers['majority_baseline']:.2%})")
         else:
-            metric = "bleu"
-            score, outputs = evaluate_translations(model, data, cfg)
+            numbers, outputs = evaluate_translations(model, data, cfg, ranks)
             path = run.folder / f"translations.{cfg.languages[1]}"
+            words = f"bleu {numbers['bleu']:.2f}"
         latency = on_main(ranks, measure_latency, arch, cfg, ranks.device)
         on_main(ranks, write_atomic, path, "".join(f"{line}\n" for line in outputs))
         # never taken from a folder: the model may have changed
-        run.finish({metric: score, "latency": latency, "arch": cfg.arch})
-        percent = score if metric == "bleu" else 100 * score
-        print0(ranks, f"{metric} {percent:.2f} on {len(outputs)} test examples, "
-                      f"latency {latency_text(latency, cfg)}")
-        run.print_result(cfg, path.name)
+        run.finish({**numbers, "latency": latency, "arch": cfg.arch})
+        print0(ranks, f"{words} on {len(outputs)} test examples, "
+                      f"latency {latency_text(latency, cfg, ranks.device)}")
+        print0(ranks, f"{path}: the predictions")
 
 # --- command line ---------
 
 
-def describe(cfg):
+def describe(cfg, command):
     """Parameters, FLOPs, memory and days of a run, as JSON. (python -m tests.claims.mformer counts
     has Table 5's networks as the paper counts them, without the products of linear attention.)"""
-    arch, _, _ = resolve(cfg, "describe", Ranks(0, 1, torch.device("cpu")))
+    cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
+    arch = parse_arch(cfg.arch, cfg)
     parts = count_parameters(arch, cfg)
     total = sum(parts.values())
     flops = model_flops(arch, cfg)
@@ -1719,16 +1857,22 @@ ACTIONS = {
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
 
-def check(cfg, action):
-    """UserError where flags contradict."""
-    texts = [name for name in DATA["wmt14"] if name in cfg.given]
-    if cfg.task == "cifar10" and texts:
-        raise UserError(f"--{texts[0]}: --task wmt14 reads it; give that too")
+def check(cfg, command):
+    """UserError where flags contradict each other."""
+    other = "wmt14" if cfg.task == "cifar10" else "cifar10"
+    for name in ONLY[other]:
+        if name in command.given:
+            raise UserError(f"--{name}: --task {other} reads it; give that too, or leave it out")
     if cfg.task == "cifar10" and cfg.image % cfg.patch:
         raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
-    if cfg.tokenizer and "vocab_size" in cfg.given:
+    if cfg.arch and command.action == "search":
+        raise UserError("--arch: a search chooses the architecture; leave it out")
+    for name in SPACE:
+        if name in command.given and (cfg.arch or command.action in ("train", "evaluate")):
+            raise UserError(f"--{name}: the architecture is that of --arch or --init; leave it out")
+    if cfg.tokenizer and "vocab_size" in command.given:
         raise UserError("--vocab_size: --tokenizer has its own; leave it out")
-    if cfg.init and {"tokenizer", "vocab_size"} & cfg.given:
+    if cfg.init and {"tokenizer", "vocab_size"} & command.given:
         raise UserError("--tokenizer, --vocab_size: --init has its own; leave these flags out")
 
 
@@ -1749,12 +1893,12 @@ def presets_of(argv):
 
 
 def main(argv=None):
-    return start(Config, presets_of(argv), ACTIONS, __doc__, check, argv)
+    return cli.start(Config, presets_of(argv), ACTIONS, __doc__, check, argv)
 
 
 if __name__ == "__main__":
-    if "run" not in globals():
+    if "cli" not in globals():
         print("mformer.py alone is to be imported: model, super-net, ranker and searcher; "
               "its commands need common/ and data/ of its repository", file=sys.stderr)
         sys.exit(2)
-    run(main)
+    cli.run(main)

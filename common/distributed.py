@@ -226,8 +226,10 @@ def prepare_model(model, ranks, compile=False):
 
 
 def no_sync_until(network, ranks, last):
-    """A context in which processes exchange gradients only with the last micro-batch of a step."""
-    return contextlib.nullcontext() if ranks.size == 1 or last else network.no_sync()
+    """A context in which the processes of a DistributedDataParallel network exchange gradients only
+    with the last micro-batch of a step."""
+    synced = isinstance(network, nn.parallel.DistributedDataParallel)
+    return network.no_sync() if synced and not last else contextlib.nullcontext()
 
 
 def prefetch(items, device=None):
@@ -420,7 +422,7 @@ class Pace:
     """When a loop logs, saves and stops: a call with the number of steps that are done returns
     (stop, save, log), the same on every rank.
 
-    It saves after each `save_every` steps, after the last one, after SIGTERM and every
+    It saves each `save_every` steps, counted back from the last one, after SIGTERM and every
     `save_minutes`; it logs twenty times or more, at least each 100 steps and each minute, and
     whenever it saves. The clock is rank 0's.
     """
@@ -432,6 +434,10 @@ class Pace:
         self.log_every = max(1, min(100, steps // 20))
         self.save_seconds = 60 * save_minutes or math.inf
         self.saved = self.logged = self.called = time.monotonic()
+
+    def planned(self, done):
+        """Whether it saves after this step in any case."""
+        return (self.steps - done) % self.save_every == 0
 
     def __call__(self, done=None):
         global _step_seconds
@@ -446,7 +452,7 @@ class Pace:
         if log:
             self.logged = now
         if done is not None:
-            save = save or stop or done % self.save_every == 0 or done == self.steps
+            save = save or stop or self.planned(done)
             log = log or save or done % self.log_every == 0
         return stop, save, log
 
@@ -472,8 +478,8 @@ class Means:
         self.steps += 1
         self.tokens += tokens
 
-    def take(self, step):
-        """{name: mean, "tokens_per_second": of all processes, None at first}. Raises Diverged, with
+    def take(self, step, speed_name="tokens_per_second"):
+        """{name: mean, speed_name: of all processes, None at first}. Raises Diverged, with
         the step, where a mean is NaN or infinite, on every rank."""
         sums = torch.stack([*self.sums.values()]) / self.steps
         means = dict(zip(self.sums, reduce_mean(self.ranks, *sums.tolist())))
@@ -483,7 +489,7 @@ class Means:
         for name, value in means.items():
             if not math.isfinite(value):
                 raise Diverged(f"{name} is NaN or infinite at step {step}")
-        return {**means, "tokens_per_second": speed}
+        return {**means, speed_name: speed}
 
 
 def set_rate(optimizer, rate):

@@ -79,6 +79,11 @@ class Pictures:
         self.held = images[held], labels[held]
         self.num_held_out = len(held)
 
+    def facts(self):
+        """A line on the training images."""
+        classes = len(self.labels.unique())
+        return f"{self.cfg.cifar10}: {len(self.labels):,} training images, {classes} classes"
+
     def permutation(self, count, *key):
         generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, *key))
         return torch.randperm(count, generator=generator)
@@ -90,17 +95,20 @@ class Pictures:
         return order
 
     def batch(self, number):
-        """(images (B, 3, I, I), labels (B,)) of micro-batch `number` of the stream of epochs."""
+        """Micro-batch `number` of the stream of epochs: images (B, 3, I, I), labels (B,)."""
         epoch, index = divmod(number, len(self.labels) // self.size)
         chosen = self.order(epoch)[index * self.size:(index + 1) * self.size]
         seed = seed_of(self.cfg.seed, "augment", number)
         generator = torch.Generator().manual_seed(seed)
-        return augment(self.images[chosen], self.cfg, generator), self.labels[chosen]
+        return {
+            "images": augment(self.images[chosen], self.cfg, generator),
+            "labels": self.labels[chosen],
+        }
 
     def plain_batches(self, images, labels):
         for batch in zip(images.split(500), labels.split(500)):
             images, labels = send(batch, self.device)
-            yield plain_images(images, self.cfg), labels
+            yield {"images": plain_images(images, self.cfg), "labels": labels}
 
     @functools.cache
     def held_batches(self):

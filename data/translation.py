@@ -157,7 +157,6 @@ class Translations:
         self.folder = folder
         on_main(ranks, self.make_tokenizer)
         self.tokenizer = load_tokenizer(folder / "spiece.model", lower=False)
-        cfg.vocab_size = self.tokenizer.vocab_size
         if training:
             self.load_training()
 
@@ -206,20 +205,26 @@ class Translations:
                 longest)
         return ParallelText(folder)
 
+    def facts(self):
+        """A line on the training pairs."""
+        return (f"{self.cfg.train_text}: {len(self.examples):,} training pairs, vocabulary of "
+                f"{self.tokenizer.vocab_size:,} tokens")
+
     def permutation(self, text):
         generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "held out"))
         return torch.randperm(len(text), generator=generator).numpy()
 
     def pairs(self, text, examples):
-        """Examples as (source (B, S), lengths (B,), target in (B, T), target out (B, T) with -100
-        as padding)."""
+        """Examples as a batch: source (B, S), lengths (B,), target (B, T), and labels (B, T), the
+        tokens after those of target, with -100 as padding."""
         pad_id = self.tokenizer.pad_id
         end = [self.tokenizer.eos_id]
         targets = text.ids(1, examples)
         source, lengths = pad(text.ids(0, examples), pad_id, after=end)
         target_in, _ = pad(targets, pad_id, before=[self.tokenizer.bos_id])
         target_out, _ = pad(targets, -100, after=end)
-        return send((source, lengths, target_in, target_out), self.device)
+        batch = {"source": source, "lengths": lengths, "target": target_in, "labels": target_out}
+        return send(batch, self.device)
 
     def batch(self, number):
         """The tensors of micro-batch `number` of the stream of epochs."""

@@ -32,8 +32,7 @@ TRAINED = {
         "--arch 1-16-16-2-16 --largest 1-16-16-2-16 --smallest 1-8-8-1-8 --batch 2",
     "mformer":
         "--train --task wmt14 --train_text {pairs}/train --test_text {pairs}/train "
-        "--vocab_size 120 --batch 64 --held_out 4 --length 40 --layers 1 --decoder_layers 1 "
-        f"--hidden 16 --ffn 16 --heads 1 --connect 1 --arch {ARCH}",
+        f"--vocab_size 120 --batch 64 --held_out 4 --length 40 --arch {ARCH}",
 }
 TRAINED = {
     program: f"{program} {flags} --steps 2 --save_every 1 --device cpu"

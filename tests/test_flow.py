@@ -10,7 +10,7 @@ from small_runs import TRAINED, call
 from common.checkpoint import read_jsonl
 
 IMAGES = (
-    "mformer --train --cifar10 {cifar10} --layers 2 --hidden 16 --ffn 16 --heads 2 --patch 8 "
+    "mformer --train --cifar10 {cifar10} --patch 8 "
     "--batch 8 --held_out 16 --device cpu "
     "--arch 'layers=2 hidden=16 ffn=16,16 heads=2,2 types=softmax,linear'")
 COMMANDS = {**TRAINED, "images": IMAGES}

@@ -3,13 +3,14 @@ import copy
 import dataclasses
 import math
 import random
+import shutil
 import statistics
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import filled
-from small_runs import ALONE, SEARCHES, TRAINED, call, next_command
+from small_runs import ALONE, ARCH, SEARCHES, TRAINED, call, next_command, write
 
 import mformer as mf
 from common.checkpoint import load_file, read_json, read_jsonl
@@ -241,6 +242,10 @@ def text_arch(decoder_type, cross_type):
         cross_types=(cross_type,) * 2)
 
 
+def translate(model, source, lengths, target, arch=None):
+    return model({"source": source, "lengths": lengths, "target": target}, arch)
+
+
 @pytest.mark.parametrize("types", [
     ("softmax", "softmax"),
     ("linear", "linear"),
@@ -250,7 +255,7 @@ def text_arch(decoder_type, cross_type):
 def test_a_translation_depends_on_no_padding_no_future_and_no_cache(types):
     torch.manual_seed(0)
     model = mf.Translator(text_arch(*types), TEXT).eval()
-    logits = model(SOURCE, LENGTHS, TARGET)
+    logits = translate(model, SOURCE, LENGTHS, TARGET)
     changed = torch.cat([TARGET[:, :4], TARGET[:, 4:] + 1], 1)
     longer = torch.cat([SOURCE, torch.full((3, 11), 13)], 1)
     encoded = model.encode(SOURCE, LENGTHS)
@@ -260,9 +265,9 @@ def test_a_translation_depends_on_no_padding_no_future_and_no_cache(types):
         for step in range(7)
     ]
     for result, expected in (
-            (model(SOURCE, LENGTHS, changed)[:, :4], logits[:, :4]),
-            (model(longer, LENGTHS, TARGET), logits),
-            (model(SOURCE[1:2, :5], LENGTHS[1:2], TARGET[1:2]), logits[1:2]),
+            (translate(model, SOURCE, LENGTHS, changed)[:, :4], logits[:, :4]),
+            (translate(model, longer, LENGTHS, TARGET), logits),
+            (translate(model, SOURCE[1:2, :5], LENGTHS[1:2], TARGET[1:2]), logits[1:2]),
             (torch.cat(steps, 1), logits)):
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
@@ -276,12 +281,13 @@ def test_subnets_equal_their_extracted_networks(cfg):
     torch.manual_seed(0)
     space = mf.space_of(cfg)
     supernet = mf.make_model(mf.widest(space), cfg, space).eval()
-    images = [torch.randn(2, 3, 32, 32)]
-    inputs = images if cfg is IMAGES else [SOURCE, LENGTHS, TARGET]
+    batch = {"images": torch.randn(2, 3, 32, 32)}
+    if cfg is not IMAGES:
+        batch = {"source": SOURCE, "lengths": LENGTHS, "target": TARGET}
     for arch in draw(space, 3):
         network = mf.extract(supernet.state_dict(), arch, cfg).eval()
-        alone = network(*inputs)
-        shared = supernet(*inputs, arch)
+        alone = network(batch)
+        shared = supernet(batch, arch)
         torch.testing.assert_close(alone, shared, rtol=1e-5, atol=1e-5)
         supernet.zero_grad()
         alone.square().sum().backward()
@@ -361,7 +367,8 @@ def test_a_search_returns_nothing_slower_than_the_limit_or_worse_than_its_sample
     space = mf.space_of(cfg)
     history = [history_line(arch) for arch in draw(space, 40)]
     latencies = sorted(line["scores"]["latency"] for line in history)
-    limit = cfg.latency_limit = latencies[fast - 1]
+    limit = latencies[fast - 1]
+    cfg = dataclasses.replace(cfg, latency_limit=limit)
     ranked, _ = mf.rank_and_evolve(space, history, cfg)
     best = mf.winner([*history, *map(history_line, ranked)], limit)
     assert best["scores"]["latency"] <= limit
@@ -483,10 +490,10 @@ def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
         held_out=20)
     data = Translations(cfg, ALONE, tmp_path)
     assert sorted([*data.examples, *data.held]) == [*range(40)]
-    _, _, decoder_input, labels = data.pairs(data.text, [0])
+    batch = data.pairs(data.text, [0])
     (ids,) = data.text.ids(1, [0])
-    assert decoder_input[0].tolist() == [data.tokenizer.bos_id, *ids]
-    assert labels[0].tolist() == [*ids, data.tokenizer.eos_id]
+    assert batch["target"][0].tolist() == [data.tokenizer.bos_id, *ids]
+    assert batch["labels"][0].tolist() == [*ids, data.tokenizer.eos_id]
 
 
 # --- whole runs ---
@@ -593,3 +600,32 @@ def test_an_illegal_architecture_is_named(text, message):
             mf.parse_arch(text, IMAGES)
         else:
             mf.space_of(dataclasses.replace(TEXT, **text))
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear", "plain"])
+def test_an_input_of_padding_alone_has_zeros(kind):
+    x = torch.randn(2, 2, 5, 4)
+    mask = torch.tensor([[True] * 5, [False] * 5])
+    if kind == "linear":
+        cosines = mf.cosines_at(torch.arange(5), torch.tensor([5, 1]))
+        result = mf.linear_attention(x, x, x, cosines, mask)
+        assert result.isfinite().all() and not result[1].any() and result[0].any()
+    else:
+        table = torch.randn(7, 4) if kind == "softmax" else None
+        result = mf.softmax_attention(x, x, x, mask[:, None, None], table)
+        assert result[0].isfinite().all() and result[0].any()
+
+
+def test_a_search_brings_its_winner_to_a_training(ready, tmp_path, monkeypatch):
+    """--init SEARCH without --arch: its best.json."""
+    search = tmp_path / "search"
+    shutil.copytree(ready["mformer"], search)
+    config = read_json(search / "config.json")
+    config["action"] = "search"
+    config["settings"]["arch"] = ""
+    write(search / "config.json", config)
+    write(search / "best.json", {"arch": ARCH.strip("'")})
+    command = mf.cli.Command("mformer", "train")
+    cfg = mf.Config(task="wmt14", init=str(search))
+    source = mf.load_pretrained(cfg, command)
+    assert mf.resolve(cfg, command, ALONE, source).arch == ARCH.strip("'")
