@@ -74,7 +74,7 @@ class Config:
     held_out: float = 0.05  # held-out documents: fraction below 1, at most 1,000, or number [> 0]
     train_examples: int = 0  # training examples of each task; 0: all
     # model; with --init the shape of that model
-    layers: int = 12  # L, Table 1; more than in --init: a depth warm start, Table 11 [>= 1]
+    layers: int = 12  # L, Table 1; more than in --init: a depth warm start, Table 11 [1, 1000]
     hidden: int = 768  # H [>= 1]
     heads: int = 12  # H / 64, Sec. 3.1 [>= 1]
     ffn: int = 3072  # 4 H, Sec. 3.1 [>= 1]

@@ -73,7 +73,7 @@ class Config:
     train_examples: int = 0  # training examples of each task; 0: all
     # model
     arch: str = "autobert-zero"  # autobert-zero | bert | text form | best.json
-    layers: int = 12  # L [>= 1]
+    layers: int = 12  # L [1, 1000]
     hidden: int = 768  # d [>= 1]
     heads: int = 12  # A [>= 1]
     ffn: int = 3072  # d_ff [>= 1]

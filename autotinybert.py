@@ -118,6 +118,7 @@ class Config:
     winners: int | None = None  # trained further; default: 3, Sec. 4.1, for fast 1 [>= 1]
 
 
+MOST_LAYERS = 1000  # of an architecture that is given
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
 DRAWS = 100  # random architectures for one proposal
@@ -205,6 +206,8 @@ def parse_arch(text):
         raise ValueError(f"{text!r} is no architecture; write layers-hidden-ffn-heads-qkv, "
                          "such as 5-564-1054-8-512")
     arch = Arch(*map(int, text.split("-")))
+    if arch.layers > MOST_LAYERS:
+        raise ValueError(f"{arch}: more than {MOST_LAYERS} layers")
     if arch.qkv % arch.heads:
         raise ValueError(f"{arch}: its heads do not divide the width of query, key and value")
     return arch

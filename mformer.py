@@ -79,11 +79,11 @@ class Config:
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
     search_decoder: bool = False  # search the decoder's types: Table 1; not Sec. 4.1.2
-    layers: tuple[int, ...] = (12, 13, 14)  # encoder layers, Table 2 (Enc Layer Num) [>= 1]
+    layers: tuple[int, ...] = (12, 13, 14)  # encoder layers, Table 2 (Enc Layer Num) [1, 1000]
     hidden: tuple[int, ...] = (320, 384, 448)  # widths of both sides (Enc and Dec Emb Dim) [>= 1]
     ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # of each layer (FFN Dim) [>= 1]
     heads: tuple[int, ...] = (5, 6, 7)  # heads of each attention (Head Num) [>= 1]
-    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Table 1 (Dec Layer Num) [>= 1]
+    decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Table 1 (Dec Layer Num) [1, 1000]
     connect: tuple[int, ...] = (1, 2, 3)  # last encoder layers it sees (En-De Connect) [>= 1]
     head_dim: int = 64  # width of a head; not read if --qkv is given [>= 1]
     qkv: int = 0  # width of all heads together (translation); 0: heads x head_dim

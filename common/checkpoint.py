@@ -6,7 +6,6 @@ history.jsonl grow line by line; a line that a crash tore off is dropped.
 """
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None
 
 from common.cli import Command, Stop, UserError
 from common.distributed import (
@@ -110,7 +114,7 @@ def parse_json(text, place, kind, fix="fetch it again"):
     fix."""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: no JSON ({error}); {fix}") from None
     if not isinstance(value, kind):
         raise UserError(f"{place}: no JSON of type {kind.__name__}; {fix}")
@@ -201,6 +205,10 @@ def lock(path, wait=False, what="the run"):
     reaches as far as the file system's flock does."""
     path = Path(path).absolute()
     if path in _locks:
+        return
+    if not fcntl:
+        print(f"warning: {path.parent}: this system has no locks of files; start one run per "
+              "folder", file=sys.stderr)
         return
     file = open(path, "a+", encoding="utf-8")
     try:

@@ -30,6 +30,9 @@ GROUPS = re.compile(r"^ {4}(?:# D\d.*(?:\n {4}#.*)*|# (.+)|(\w+):)", re.MULTILIN
 STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had finished
 PRESET = "demo"  # without --preset
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # modules of torch.compile
+# torch's words for a size that it cannot allocate
+TOO_LARGE = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed",
+             "Overflow when unpacking")
 
 
 class UserError(Exception):
@@ -236,10 +239,10 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     except Diverged as error:
         raise UserError(f"{config.out}: the training diverged ({error}); "
                         "choose a lower learning rate, and --restart") from None
-    except (torch.OutOfMemoryError, MemoryError):
-        raise UserError(f"{config.out}: out of memory; try a larger --accumulate, a smaller "
-                        "--batch or, where it is a flag, --recompute") from None
     except Exception as error:
+        if is_too_large(error):
+            raise UserError(f"{config.out}: out of memory; try a larger --accumulate, a smaller "
+                            "--batch, smaller sizes or, where it is a flag, --recompute") from None
         if not type(error).__module__.startswith(COMPILER):
             raise
         reason = str(error).strip().split("\n")[0]
@@ -248,9 +251,26 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     return 0
 
 
+def is_too_large(error):
+    """Whether an error says that something does not fit into memory. torch reports a CPU without
+    memory, and a size above 2^63, by other types of errors than a GPU."""
+    return (isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            or any(words in str(error) for words in TOO_LARGE))
+
+
+def prepare_output():
+    """Make printing safe: characters that the terminal's encoding lacks become escapes, and what
+    goes to a closed stream is dropped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+        getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
 def run(main):
     """Call main() as a program: a UserError or a full disk ends in one line and exit status 2,
     Ctrl-C in status 130."""
+    prepare_output()
     if os.environ.get("RANK", "0") != "0":
         warnings.simplefilter("ignore")  # the first process prints them
     warnings.formatwarning = lambda message, *place, **others: f"warning: {message}\n"

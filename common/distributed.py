@@ -359,7 +359,10 @@ def peak_memory(device):
     """Peak memory of this process in MB: allocated on the GPU, else the resident set size."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    import resource
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return 0.0
     unit = 1e6 if sys.platform == "darwin" else 1e3
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 

@@ -119,6 +119,7 @@ TABLE = [
     # weights
     (INIT, "another version", copy("albert", edit("config.json", lambda old: old.replace(
         b'"lr"', b'"rate"')))),
+    (INIT, "config.json: no JSON", copy("albert", put("config.json", "[" * 100_000))),
     (INIT, "checkpoint.pt", copy("albert", edit("checkpoint.pt", half))),
     (INIT, "checkpoint.pt & checksum", copy("albert", edit("checkpoint.pt", flipped))),
     (INIT, "checkpoint.pt", copy("albert", put("checkpoint.pt", BOMB))),
@@ -165,6 +166,11 @@ TABLE = [
     ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D38
     ("autobert_zero --search --tasks ''", "choose from"),
     ("autobert_zero --search --arch bert", "--arch & leave it out"),
+    ("albert --describe --layers 100000000000", "--layers & [1, 1000]"),
+    ("mformer --describe --layers 100000000000", "--layers & [1, 1000]"),
+    ("autotinybert --describe --arch 100000000000-96-384-6-96", "1000 layers"),
+    ("albert --describe --hidden 10000000000 --heads 1", "out of memory"),
+    ("albert --describe --hidden 100000000000000000000 --heads 1", "out of memory"),
     ("autobert_zero --describe --arch {here}/a.json", "a best.json", put("a.json", {})),
     ("autobert_zero --describe --arch {here}/a.json", "a best.json", put("a.json", 5)),
     ("autobert_zero --export {here}/net.py --init {here}", "autobert_zero.py --search --seed 7",

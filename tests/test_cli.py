@@ -1,8 +1,11 @@
 """common/cli.py: a dataclass as a command line."""
 import dataclasses
 import importlib
+import io
+import sys
 
 import pytest
+from small_runs import ALONE
 
 from common import cli, distributed
 
@@ -65,6 +68,17 @@ def test_mistakes_end_in_one_line(text, words, capsys):
     printed = capsys.readouterr().err
     assert words in printed
     assert printed.count("\n") == 1
+
+
+def test_output_survives_an_encoding_without_a_character_and_a_closed_stream(monkeypatch):
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", ascii_only)
+    monkeypatch.setattr(sys, "stderr", None)
+    with pytest.raises(SystemExit) as end:
+        cli.run(lambda: distributed.print0(ALONE, "runs/\xe9"))
+    assert not end.value.code
+    assert ascii_only.buffer.getvalue() == b"runs/\\xe9\n"
+    print("dropped", file=sys.stderr, flush=True)
 
 
 TRAINING = [
