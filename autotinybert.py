@@ -969,7 +969,7 @@ def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
     first = checkpoint.restore().get("step", 0)
     steps = range(first, steps_of(cfg, data, phase))
     numbers = range(ranks.rank, cfg.accumulate, ranks.size)  # of this process's micro-batches
-    text = prefetch(training_batches(data, cfg, phase, numbers, steps))  # in a thread
+    text = prefetch(training_batches(data, cfg, phase, numbers, steps), data.device)
     model.train()
     pace = Pace(ranks, cfg.save_minutes)
     bar = progress(ranks, steps.stop, name, first)

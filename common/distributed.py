@@ -26,6 +26,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -34,6 +35,10 @@ from torch import nn
 from tqdm import tqdm
 
 from common.cli import Diverged, Stop, UserError
+
+
+NOTICE = 30  # seconds before a process says that it waits for others
+UNSET = "start all processes with torchrun, or unset RANK and WORLD_SIZE to run one"
 
 
 @dataclasses.dataclass
@@ -56,15 +61,14 @@ def launch(device, dtype="auto"):
     request to stop: a training loop saves after its step, and what else is under way is left after
     GRACE seconds. With --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10
     bits, unless torch was told something else before; NVIDIA_TF32_OVERRIDE=0 keeps all bits."""
-    rank = int(os.environ.get("RANK", 0))
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    ranks = Ranks(rank, size, pick_device(device, int(os.environ.get("LOCAL_RANK", 0))))
+    rank, size, local_rank = read_launch()
+    ranks = Ranks(rank, size, pick_device(device, local_rank))
     cuda = ranks.device.type == "cuda"
     if cuda and dtype == "float32" and torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
-    signal.signal(signal.SIGTERM, _note_sigterm)
     if size > 1:  # gloo carries Python objects
         ranks.store = join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", rank, size)
+    signal.signal(signal.SIGTERM, _note_sigterm)  # while it waits for others, SIGTERM ends it
     with ranks.cleanup:
         try:
             yield ranks
@@ -80,16 +84,40 @@ def launch(device, dtype="auto"):
                 dist.destroy_process_group()
 
 
+def read_launch():
+    """(rank, number of processes, local rank) by the environment variables of torchrun. Raises
+    UserError where they do not fit each other."""
+    numbers = []
+    for name, default in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        text = os.environ.get(name, default)
+        if not text.isdecimal():
+            raise UserError(f"{name}={text}: no number; {UNSET}")
+        numbers.append(int(text))
+    rank, size, _ = numbers
+    if rank >= size:
+        raise UserError(f"RANK={rank} in WORLD_SIZE={size}: the rank must be smaller; {UNSET}")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if size > 1 and missing:
+        raise UserError(f"WORLD_SIZE={size} without {' and '.join(missing)}; {UNSET}")
+    return numbers
+
+
 def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
     """Call init_process_group and return its store.
 
     torch 2.13 keeps one store when torchrun restarts the processes, and a new process could wait
     for a dead one. So each start uses names of its own. Only the processes of one machine know the
     number of the restart."""
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    note = f"process {rank} waits at {address} for the others of WORLD_SIZE={size}; {UNSET}"
+    notice = threading.Timer(NOTICE, print, [note], {"file": sys.stderr, "flush": True})
+    notice.daemon = True
+    notice.start()
     store = next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         store = dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    notice.cancel()
     return store
 
 
@@ -232,13 +260,13 @@ def no_sync_until(network, ranks, last):
     return network.no_sync() if synced and not last else contextlib.nullcontext()
 
 
-def prefetch(items, device=None):
+def prefetch(items, device):
     """The items of an iterator, each made by a thread while the caller still works on the one
     before: same items, same order. What making one raises is raised in its place; a caller that
     leaves early waits for the item under way. Making one must not draw from the generators that
     seed_everything() seeds: the caller draws from them meanwhile. device: of the model; on a CPU a
     second thread costs more time than it saves, and there is none."""
-    if device is not None and device.type == "cpu":
+    if device.type == "cpu":
         yield from items
         return
     items = iter(items)

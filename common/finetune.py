@@ -358,7 +358,7 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
         state["step"] = done = step + 1
         stop, save, due = pace()
         dev = {}
-        if (done in log_at or due) and not math.isfinite(norm):
+        if (done in log_at or due or save or stop) and not math.isfinite(norm):
             state["diverged"] = f"{task.name}: gradient norm {norm:.4g}, step {done}"
             break
         if done in evaluate_at:

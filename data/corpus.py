@@ -25,8 +25,8 @@ from common.tokenization import rules_of
 
 NAMES = ("tokens", "sentences", "documents")
 MOST_HELD_OUT = 1000  # documents, where a fraction is held out: 5% of Wikipedia are 300,000
-BLOCK = 64  # examples that share a generator
-DRAWS = 20  # random numbers for each of them
+BLOCK = 64  # examples whose first random numbers are drawn together, which takes less time
+DRAWS = 20  # of them for each example, which seldom needs more
 
 
 def read_meta(folder):
@@ -50,8 +50,16 @@ def epoch_order(seed, epoch, slots, documents):
 
 @lru_cache(maxsize=16)
 def draw_block(seed, block):
-    """The random numbers of BLOCK examples, DRAWS for each."""
+    """The first random numbers of BLOCK examples, DRAWS for each."""
     return np.random.default_rng([seed, 1, block]).random((BLOCK, DRAWS)).tolist()
+
+
+def random_numbers(seed, number):
+    """The endless random numbers of an example."""
+    yield from draw_block(seed, number // BLOCK)[number % BLOCK]
+    more = np.random.default_rng([seed, 2, number])
+    while True:
+        yield more.random()
 
 
 @dataclass
@@ -199,7 +207,7 @@ class Corpus:
         first token of the stretch, the one after its last, the size of the example: `length`, or
         with short_prob uniform in 2..length)."""
         for number in range(position, position + num_examples):
-            random = iter(draw_block(seed, number // BLOCK)[number % BLOCK]).__next__
+            random = random_numbers(seed, number).__next__
             short = random() < short_prob
             size = 2 + int(random() * (length - 1)) if short else length
             yield random, *self.stretch(number, length, seed), size

@@ -45,6 +45,8 @@ def find_inputs(cfg, command, ranks, flags, tasks=(), models=(), opens_tokenizer
     models: flags that name models, tokenizers and runs. opens_tokenizer: open --tokenizer, so that
     a mistake is found at once.
     """
+    named = [flag for flag in flags if getattr(cfg, flag)]
+    on_main(ranks, find_data, cfg, named, tasks, command.action)  # before demo data are made
     filled = fill_in(cfg, ranks, flags)
     found = dataclasses.replace(cfg, **filled)
     files = on_main(ranks, lambda: {
@@ -86,6 +88,8 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
         given = {"tasks": [*tasks], **given}
     text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
     flags = [name for name in DATA if name in needs or name == "corpus" and text]
+    named = [flag for flag in flags if getattr(cfg, flag)]
+    on_main(ranks, find_data, cfg, named, tasks, action)  # before demo data are made
     for name, value in fill_in(cfg, ranks, flags).items():
         setattr(cfg, name, value)
     opens = text or "tokenizer" in needs or "tokenizer" in cfg.given

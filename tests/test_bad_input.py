@@ -229,6 +229,11 @@ def test_a_training_that_diverges_ends_in_one_line_before_it_saves(program, more
         assert all(value.isfinite().all() for value in weights)
 
 
+def test_a_missing_file_is_told_before_demo_data_are_made(fails, monkeypatch):
+    monkeypatch.delattr("data.inputs.make_demo")
+    assert "no such file" in fails("autobert_zero --search --corpus {here}/none")
+
+
 def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(
         ready, tmp_path, monkeypatch):
     out = tmp_path / "out"

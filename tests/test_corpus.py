@@ -14,7 +14,7 @@ from common import glue
 from common.cli import Stop
 from common.tokenization import load_tokenizer
 from data import text as module
-from data.corpus import Corpus, join
+from data.corpus import Corpus, join, random_numbers
 from data.text import chunks, make_corpus, prepare_corpus, read_documents, split_sentences
 
 WORDS = [f"w{i}" for i in range(3000)]
@@ -202,6 +202,12 @@ def test_segments_show_each_token_once_an_epoch(tmp_path):
         assert sorted(shown) == [*range(2000)]
         epochs.append(shown)
     assert epochs[0] != epochs[1]
+
+
+def test_an_example_never_runs_out_of_random_numbers(monkeypatch):
+    monkeypatch.setattr("data.corpus.DRAWS", 1)
+    draw = random_numbers(seed=3456, number=7).__next__
+    assert len({draw() for _ in range(5)}) == 5
 
 
 def test_resume_and_ranks(tmp_path):

@@ -1,5 +1,6 @@
 """Run folders, checkpoints, jobs, batches made ahead, SIGTERM."""
 import dataclasses
+import datetime
 import functools
 import os
 import signal
@@ -9,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from small_runs import ALONE, write
 
 from common.cli import Command, Stop, UserError
-from common.checkpoint import Checkpoint, RunFolder, read_jsonl, share_out
-from common.distributed import Pace, launch, prefetch
+from common.checkpoint import Checkpoint, RunFolder, read_jsonl, release_locks, share_out
+from common.distributed import Pace, join_group, launch, prefetch
 
 
 @dataclasses.dataclass
@@ -109,13 +111,42 @@ def test_items_made_ahead_are_the_same_and_one_ahead():
             yield number
         raise UserError("line 3: broken")
 
-    ahead = prefetch(items())
+    ahead = prefetch(items(), SimpleNamespace(type="cuda"))
     for number in range(5):
         assert next(ahead) == number
         assert made[number + 1].wait(10)
         assert not any(event.is_set() for event in made[number + 2:])
     with pytest.raises(UserError, match="line 3"):
         list(ahead)
+
+
+@pytest.mark.parametrize("variables, words", [
+    ("RANK=1", "smaller"),
+    ("RANK=abc WORLD_SIZE=2", "RANK=abc"),
+    ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=here", "without MASTER_PORT"),
+    ("LOCAL_RANK=", "LOCAL_RANK="),
+])
+def test_leftovers_of_torchrun_end_in_one_line(variables, words, monkeypatch):
+    for word in variables.split():
+        monkeypatch.setenv(*word.split("="))
+    with pytest.raises(UserError, match=words), launch("cpu"):
+        pass
+
+
+def test_a_process_that_waits_for_others_says_so(monkeypatch, capfd):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    monkeypatch.setattr("common.distributed.NOTICE", 0.1)
+    with pytest.raises(dist.DistError):
+        join_group("gloo", 0, 2, datetime.timedelta(seconds=1))
+    assert "for the others of WORLD_SIZE=2" in capfd.readouterr().err
+
+
+def test_a_system_without_locks_runs_without_them(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("common.checkpoint.fcntl", None)
+    open_run(tmp_path)
+    assert "no locks" in capfd.readouterr().err
+    release_locks()
 
 
 @pytest.fixture

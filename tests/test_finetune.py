@@ -55,15 +55,18 @@ def test_the_majority_baseline(tasks):
     assert tasks["SQuAD2.0"].majority_baseline == pytest.approx(np.mean(impossible))
 
 
-def test_a_gradient_that_is_nan_ends_a_fine_tuning_where_it_logs(tasks):
-    """Before the next evaluation."""
+@pytest.mark.parametrize("save_minutes", [0, 1e-9])
+def test_a_gradient_that_is_nan_ends_a_fine_tuning_where_it_logs_or_saves(tasks, save_minutes):
+    """Before the next evaluation, and before a save."""
     model = torch.nn.Linear(1, 1)
     model.loss = lambda batch: model.weight.sum() * math.nan
     task = tasks["CoLA"]
     optimizer = torch.optim.SGD(model.parameters())
-    state = fine_tune(model, task, optimizer, lambda step: 1.0, Config(), ALONE.device, (0,))
+    cfg = Config(save_minutes=save_minutes)
+    state = fine_tune(model, task, optimizer, lambda step: 1.0, cfg, ALONE.device, (0,))
     assert "gradient norm nan" in state["diverged"]
-    assert state["step"] == min(task.evaluation_steps()) < task.steps
+    last = 1 if save_minutes else min(task.evaluation_steps())
+    assert state["step"] == last < task.steps
 
 
 def job(name, task, score):
