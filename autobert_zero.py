@@ -1023,23 +1023,22 @@ class OperationPriority:
                 for weight, fits in zip(weights, allowed)]
 
 
-# The edits of an attention. Each yields (new operation or None, expression) for every expression
-# that can replace the operation `old`; `others` are the inputs and the operations before it. Some
-# results are illegal.
+# The edits of an attention. Each yields the expressions that can replace the operation `old`, of
+# which some are illegal; `others` are the inputs and the operations before it in the path.
 # D7: a mutation is one of these five edits of an attention; the paper names none
 
 
-def applied(parts, others):
+def applied(operands, others):
     """Every operation on these operands; with one, the other operand is any of `others`."""
     for op in OPS:
         if op in UNARY:
-            yield from ((op, part) for part in parts)
-        elif len(parts) == 2:
-            yield op, *parts
+            yield from ((op, operand) for operand in operands)
+        elif len(operands) == 2:
+            yield op, *operands
         else:
             for other in others:
-                yield op, parts[0], other
-                yield op, other, parts[0]
+                yield op, operands[0], other
+                yield op, other, operands[0]
 
 
 def with_operand(operation, side, operand):
@@ -1050,43 +1049,39 @@ def with_operand(operation, side, operand):
 def replace(old, others):
     """Another operation on the same operands. Between binary operations one operand may also gain
     or lose a transpose: else no legal attention is between cos(a, b) and a @ b.T."""
-    op, *parts = old
-    for new in applied(parts, others):
-        yield new[0], new
-    for side, new in itertools.product(range(len(parts)), BINARY if op in BINARY else ()):
-        match parts[side]:
-            case ("transpose", part):
-                yield new, with_operand((new, *parts), side, part)
-            case part:
-                yield new, with_operand((new, *parts), side, ("transpose", part))
+    op, *operands = old
+    yield from applied(operands, others)
+    for side, new in itertools.product(range(len(operands)), BINARY if op in BINARY else ()):
+        match operands[side]:
+            case ("transpose", operand):
+                yield with_operand((new, *operands), side, operand)
+            case operand:
+                yield with_operand((new, *operands), side, ("transpose", operand))
 
 
 def append(old, others):
     """A new operation after this one, for all its readers."""
-    for new in applied([old], others):
-        yield new[0], new
+    yield from applied([old], others)
 
 
 def insert(old, others):
     """A new operation on the edge from one of the operands."""
-    for side, part in enumerate(old[1:]):
-        for new in applied([part], others):
-            yield new[0], with_operand(old, side, new)
+    for side, operand in enumerate(old[1:]):
+        for new in applied([operand], others):
+            yield with_operand(old, side, new)
 
 
 def delete(old, others):
     """One of the operands in place of the operation."""
-    for part in old[1:]:
-        yield None, part
+    yield from old[1:]
 
 
 def rewire(old, others):
     """The operation reads another operand."""
     for side, other in itertools.product(range(len(old) - 1), others):
-        yield None, with_operand(old, side, other)
+        yield with_operand(old, side, other)
 
 
-# D35: delete and rewire make no new operation, so they are drawn uniformly and not by Eq. 3
 EDITS = (replace, append, insert, delete, rewire)
 
 
@@ -1099,39 +1094,42 @@ def substitute(expression, old, new):
     return expression[0], *[substitute(operand, old, new) for operand in expression[1:]]
 
 
-def shuffled(values, rng):
-    return sorted(values, key=lambda _: rng.random())
+def legal_children(parent, edit, index):
+    """The attentions that a search may propose, of those that an edit of the operation at an index
+    of the parent's path makes."""
+    parts = [*INPUTS, *path_of(parent)]
+    number = len(INPUTS) + index
+    edited = edit(parts[number], parts[:number])
+    children = [canonical(substitute(parent, parts[number], new)) for new in edited]
+    return [child for child in dict.fromkeys(children) if child != parent and searchable(child)]
+
+
+def choose(children, position, rng, priority):
+    """One of the children: the operation at a position of their paths is drawn by the priorities,
+    then a child that has it there, or at the end of a shorter path."""
+    by_operation = collections.defaultdict(list)
+    for child in children:
+        operation = [*path_of(child)][:position + 1][-1]
+        by_operation[operation[0]].append(child)
+    chances = priority.probabilities(OPS, position, by_operation)
+    return rng.choice(by_operation[rng.choices(OPS, chances)[0]])
 
 
 def edit_attention(parent, rng, priority):
-    """A legal attention one edit away, or None.
+    """A legal attention one edit away; the parent where there is none.
 
-    Edit and position are uniform. A new operation is drawn by the priorities of its position in the
-    child (Sec. 3.2: a path of length k uses the first k distributions).
+    Edit and operation are uniform. A new operation is drawn by the priorities of its position in
+    the child (Sec. 3.2: a path of length k uses the first k distributions).
     """
-    # D41: an operation after the last one is drawn by the priorities of position k + 1
-    parts = [*INPUTS, *path_of(parent)]
-    numbers = range(len(INPUTS), len(parts))
-    for edit, number in shuffled(itertools.product(EDITS, numbers), rng):
-        others = parts[:number]
-        old = parts[number]
-        position = number - len(INPUTS) + (edit is append)
-        replacements = {}  # {new operation or None: the expressions that have it}
-        for op, new in edit(old, others):
-            replacements.setdefault(op, []).append(new)
-        while replacements:
-            op = None
-            if None not in replacements:
-                chances = priority.probabilities(OPS, position, replacements)
-                op = rng.choices(OPS, chances)[0]
-            for new in shuffled(replacements.pop(op), rng):
-                child = canonical(substitute(parent, old, new))
-                if child == parent or not searchable(child):
-                    continue
-                path = [*path_of(child)]
-                if op is None or position < len(path) and path[position][0] == op:
-                    return child
-    return None
+    edits = [*itertools.product(EDITS, range(len(path_of(parent))))]
+    for edit, index in rng.sample(edits, len(edits)):
+        if children := legal_children(parent, edit, index):
+            if edit in (delete, rewire):
+                # D35: delete and rewire make no new operation, so they are drawn uniformly
+                return rng.choice(children)
+            # D41: an operation after the last one is drawn by the priorities of position k + 1
+            return choose(children, index + (edit is append), rng, priority)
+    return parent
 
 
 def mutate(parent, rng, priority):
@@ -1154,7 +1152,7 @@ def mutate(parent, rng, priority):
     if isinstance(child[layer], int):
         child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
     else:
-        child[layer] = edit_attention(child[layer], rng, priority) or child[layer]
+        child[layer] = edit_attention(child[layer], rng, priority)
     return tuple(child)
 
 

@@ -334,17 +334,28 @@ def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
             drawn.append((position, rng.choice(sorted(legal))))
             return [option == drawn[-1][1] for option in options]
 
+    longer = 0
     for parent in random_attentions():
         drawn.clear()
         child = abz.edit_attention(parent, rng, Priority())
         assert child != parent
         assert abz.searchable(child)
-        size = len(abz.path_of(parent))
         path = [*abz.path_of(child)]
-        if len(path) > size:  # by an insertion, which draws last
-            position, op = drawn[-1]
-            assert path[position][0] == op
-        assert all(0 <= position <= size for position, _ in drawn)  # Sec. 3.2, D41
+        for position, op in drawn:  # none for delete and rewire (D35)
+            assert path[min(position, len(path) - 1)][0] == op
+            assert position <= len(abz.path_of(parent))  # Sec. 3.2, D41
+        longer += len(path) > len(abz.path_of(parent))
+    assert longer > 20
+
+
+def test_edits_reach_bert_from_a_cosine_and_back():
+    """One edit each way: another product, with a transpose."""
+    scores = ("cos(Q, K)", "Q @ K.T")
+    cosine, bert = [abz.parse_formula(f"softmax(scale({each})) @ V") for each in scores]
+    for parent, child in ((cosine, bert), (bert, cosine)):
+        found = [each for index in range(len(abz.path_of(parent)))
+                 for each in abz.legal_children(parent, abz.replace, index)]
+        assert child in found
 
 
 def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
