@@ -1379,7 +1379,7 @@ def measure_seconds(data, cfg):
         began = time.perf_counter()
         # the last step has full-length sequences (D39)
         batches = training_batches(data, cfg, alone, 0, [cfg.steps - 1])
-        float(train_step(model, optimizer, batches, cfg, alone)[1])  # waits for a GPU
+        float(train_step(model, optimizer, *batches, cfg, alone)[1])  # waits for a GPU
         step = time.perf_counter() - began
     tokens = sum(task.steps * task.recipe.batch * task.splits["train"].lengths.mean()
                  for task in data.tasks.values())
@@ -1539,6 +1539,11 @@ def mask_tokens(ids, tokenizer, generator):
     filler = (0, M - len(chosen))
     return changed, F.pad(chosen, filler), F.pad(labels, filler, value=-100)
 
+
+def summed_loss(logits, labels):
+    """Cross-entropy of logits (n, classes), summed over labels (n,) other than -100."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum")
+
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-net, searcher
@@ -1548,9 +1553,10 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
         Checkpoint, jsonl, keep_model, load_file, load_weights, read_init, read_json, save_file,
         share_out, write_atomic, write_json)
     from common.distributed import (
-        Pace, Ranks, autocast, gather, launch, layer_activations, move, no_sync_until, on_main,
-        per_second, prefetch, prepare_model, print0, print_device_use, progress, reduce_mean,
-        seed_everything, seed_of, send, set_accumulate, to_host, training_cost)
+        Pace, Ranks, autocast, gather, launch, layer_activations, micro_batch_numbers, move,
+        no_sync_until, on_main, per_second, prefetch, prepare_model, print0, print_device_use,
+        progress, reduce_mean, seed_everything, seed_of, send, set_accumulate, to_host, total_over,
+        training_cost)
     from common.finetune import (
         LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
         parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
@@ -1605,9 +1611,8 @@ def language_batch(text, data, cfg, number):
 
 
 def training_batches(data, cfg, ranks, first, steps):
-    """Yield this process's micro-batches of the steps, (weight, batch) each. first: number of the
-    first sequence. weight: tokens of the micro-batch, divided by the mean of the step's; both are
-    counted before next sentences are replaced."""
+    """Yield the list of this process's micro-batches for each of the steps. first: number of the
+    first sequence."""
     for step in steps:
         # D39: training starts with short sequences. An attention alone hardly learns word order
         # from long ones, so --short of the steps have a quarter of the length (8 tokens or more)
@@ -1618,42 +1623,43 @@ def training_batches(data, cfg, ranks, first, steps):
         begin = times * (first + step * cfg.batch)
         text = data.train.segments(begin, times * cfg.batch, step_cfg.length - 3, cfg.seed)
         # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
-        # that few are padded, and the MLM loss is weighted by tokens; the paper does not say how
-        # a batch is divided
-        lengths = (text.length_a + text.length_b).float()
+        # that few are padded; the paper does not say how a batch is divided
+        lengths = text.length_a + text.length_b
         size = times * cfg.batch // cfg.accumulate
         examples = lengths.argsort(stable=True).split(size)
-        for number in range(ranks.rank, cfg.accumulate, ranks.size):
-            chosen = examples[number].sort().values
-            weight = lengths[chosen].mean() / lengths.mean()
-            batch = language_batch(text[chosen], data, step_cfg, begin + number * size)
-            yield weight.item(), batch
+        yield [language_batch(text[examples[number].sort().values], data, step_cfg,
+                              begin + number * size)
+               for number in micro_batch_numbers(ranks, cfg.accumulate)]
 
 
-def language_losses(model, batch, cfg, device):
-    """[MLM loss, NSP loss] (Sec. 4.1; 0 without a label), and [(logits, labels)] of both."""
+def count_labels(batch):
+    """What the two losses of a step are divided by (2,): masked tokens, and sequences with a next
+    sentence."""
+    *_, labels, next_labels = batch
+    return torch.stack([(labels != -100).sum(), (next_labels != -100).sum()])
+
+
+def summed_losses(network, batch, cfg):
+    """The losses of masked tokens and of next sentences (2,), summed over their labels (Sec.
+    4.1)."""
     *inputs, labels, next_labels = batch
-    with autocast(cfg.dtype, device):
-        logits, next_logits = model(*inputs)  # (M, V), (B, 2)
-    answers = [(logits.float(), labels), (next_logits.float(), next_labels)]
-    losses = [F.cross_entropy(scores, targets, reduction="sum") / (targets >= 0).sum().clamp_min(1)
-              for scores, targets in answers]
-    return losses, answers
+    with autocast(cfg.dtype, labels.device):
+        logits, next_logits = network(*inputs)  # (M, V), (B, 2)
+    return torch.stack([summed_loss(logits, labels), summed_loss(next_logits, next_labels)])
 
 
 def train_step(network, optimizer, batches, cfg, ranks, *key):
     """One step of pre-training on this process's micro-batches; `key` and the number of the
     micro-batch seed the dropout. Returns the mean losses (2,) and the norm of the gradient."""
-    numbers = range(ranks.rank, cfg.accumulate, ranks.size)
-    total = 0.0
-    for number in numbers:
+    totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
+    totals = totals.clamp(min=1) / ranks.size  # since gradients are averaged over the processes
+    total = torch.zeros(2, device=ranks.device)
+    for number, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         seed_everything(cfg.seed, "language model", *key, number)
-        with no_sync_until(network, ranks, last=number == numbers[-1]):
-            weight, batch = next(batches)
-            losses, _ = language_losses(network, batch, cfg, ranks.device)
-            losses[0] = weight * losses[0]
-            (sum(losses) / len(numbers)).backward()
-        total = total + torch.stack(losses).detach() / len(numbers)
+        with no_sync_until(network, ranks, last=batch is batches[-1]):
+            losses = summed_losses(network, batch, cfg) / totals
+            losses.sum().backward()
+        total += losses.detach()
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
@@ -1676,7 +1682,7 @@ def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=No
         lr = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
         for group in optimizer.param_groups:
             group["lr"] = lr
-        losses, norm = train_step(network, optimizer, batches, cfg, ranks, first, step)
+        losses, norm = train_step(network, optimizer, next(batches), cfg, ranks, first, step)
         done = step + 1
         stop, save, log = pace()
         save = save or stop or done == cfg.steps or done % cfg.save_every == 0
@@ -1702,11 +1708,12 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     for first in range(ranks.rank * batch_size, sequences, ranks.size * batch_size):
         text = data.dev.segments(first, batch_size, cfg.length - 3, dev_cfg.seed)
         batch = language_batch(text, data, dev_cfg, first)
-        losses, answers = language_losses(model, batch, cfg, data.device)
-        for total, loss, (logits, labels) in zip(sums, losses, answers):
-            known = (labels >= 0).sum()
-            right = (logits.argmax(-1) == labels).sum()
-            total += torch.stack([loss * known, right, known])
+        *inputs, labels, next_labels = batch
+        with autocast(cfg.dtype, data.device):
+            logits, next_logits = model(*inputs)
+        for total, scores, targets in zip(sums, (logits, next_logits), (labels, next_labels)):
+            right = (scores.argmax(-1) == targets).sum()
+            total += torch.stack([summed_loss(scores, targets), right, (targets != -100).sum()])
     model.train()
     means = reduce_mean(ranks, *sums.flatten().tolist())
     result = {}

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import importlib
 import io
-import itertools
 import shlex
 import signal
 import statistics
@@ -95,8 +94,7 @@ def bert(shape, batch, tokens):
     made = *text, positions.flatten(), masked.flatten(), order
     theirs = BertForPreTraining(their_config(BertConfig, shape)).train()
     step = their_step(theirs, lambda: theirs(**inputs, next_sentence_label=order).loss)
-    batches = itertools.repeat((1.0, made))
-    return lambda: autobert_zero.train_step(ours, optimizer, batches, cfg, ALONE), step
+    return lambda: autobert_zero.train_step(ours, optimizer, [made], cfg, ALONE), step
 
 
 def albert_base(shape, batch, tokens):

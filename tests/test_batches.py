@@ -43,10 +43,9 @@ def test_masking_is_80_10_10_and_never_of_special_tokens(file, total, longest):
 def micro_batches(file, data, cfg, rank, size):
     """[(weight, micro-batch)] of a process in the fourth step."""
     ranks = Ranks(rank, size, ALONE.device)
-    if file is albert:
-        return [(1, batch) for batch in next(albert.training_batches(data, cfg, ranks, 3))]
-    if file is autobert_zero:
-        return [*autobert_zero.training_batches(data, cfg, ranks, 0, [3])]
+    if file is not autotinybert:
+        more = [0, [3]] if file is autobert_zero else [3]
+        return [(1, batch) for batch in next(file.training_batches(data, cfg, ranks, *more))]
     numbers = range(rank, cfg.accumulate, size)
     batches, = autotinybert.training_batches(data, cfg, "superplm", numbers, [3])
     return [*batches.values()]
