@@ -48,10 +48,10 @@ from torch.utils.flop_counter import FlopCounterMode
 # --- configuration --------
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Config:
-    """Every setting. Its comment is the help text and ends in the range; a preset overrides the
-    default, a flag both."""
+    """Every setting. Its comment is the help text and ends in the range. Flags override presets;
+    presets override defaults."""
     preset: str = "demo"  # demo (minutes on two cores) | small | base | large (Table 6)
     out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
     restart: bool = False  # begin again in the run folder
@@ -115,12 +115,6 @@ class Config:
     finalists: int = 0  # best candidates trained again, alone (D37); 0: none, as in the paper
     finalist_times: int = 1  # --steps and --train_examples of a finalist, in a candidate's [>= 1]
     warm_times: int = 0  # steps of the warm start, in a candidate's --steps (D40); 0, --init: none
-    # not settings: the given flags, the file's name, flags that name models, names in run folders
-    given = frozenset()
-    action = ""
-    program = "autobert_zero"
-    models = "init", "tokenizer"
-    writes = ("round-*", "warm-start", "finalists")
 
 
 PRESETS = {
@@ -184,8 +178,6 @@ MASK_RATE = 0.15  # of the tokens, as in BERT
 # D29: an attention has at most 12 operations; the paper sets no limit, Figure 7's have 11
 MAX_PATH = 12
 SHARPNESS = 4  # of the priorities (D9)
-LOG_EVERY = 50  # steps between lines of the log
-CHECK_EVERY = 20  # steps between checks for NaN; each waits for the GPU
 
 # --- search space ---------
 # An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or an
@@ -435,8 +427,8 @@ def stretch(arch, layers):
     layers repeat each pair after itself (App. D.2, large). Odd: the last layer is dropped."""
     # D14: the choice of layers is ours at depths other than 12 and 24
     last = len(arch) // 2 - 1
-    count = (layers + 1) // 2
-    chosen = [round(index * last / max(count - 1, 1)) for index in range(count)]
+    pairs = (layers + 1) // 2
+    chosen = [round(index * last / max(pairs - 1, 1)) for index in range(pairs)]
     return tuple(layer for pair in chosen for layer in arch[2 * pair:2 * pair + 2])[:layers]
 
 
@@ -732,10 +724,11 @@ class LanguageModel(nn.Module):
         self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))  # the matrix is tied to the embedding
         init_weights(self, cfg.init_std)
 
-    def forward(self, ids, token_type_ids, lengths, masked_positions):
-        """MLM logits (M, V) at masked_positions (M,) of ids.flatten(), and NSP logits (B, 2)."""
-        x = self.encoder(ids, token_type_ids, lengths)  # (B, T, H)
-        masked = x.flatten(0, 1)[masked_positions]  # (M, H)
+    def forward(self, batch):
+        """MLM logits (M, V) at the masked_positions (M,) of a batch's ids.flatten(), and NSP logits
+        (B, 2)."""
+        x = self.encoder(batch["ids"], batch["token_type_ids"], batch.get("lengths"))  # (B, T, H)
+        masked = x.flatten(0, 1)[batch["masked_positions"]]  # (M, H)
         masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
         logits = F.linear(masked, self.encoder.token_embedding.weight, self.bias)  # (M, V)
         return logits, self.next_sentence(torch.tanh(self.pooler(x[:, 0])))
@@ -1202,16 +1195,15 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path):
     reads that of round 0. path.pt gets the candidate's pre-trained weights.
     """
     began = time.perf_counter()
-    alone = Ranks(0, 1, data.device)
     model = LanguageModel(arch, cfg, shared=True)
     supernet.fetch(model)  # Alg. 1, line 8
     model = move(model, data.device)
+    alone = Ranks(0, 1, data.device)
     checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model)
     scores = {}
     diverged = False
     try:
-        first = number * cfg.steps * cfg.batch
-        train_language_model(model, data, cfg, alone, checkpoint, first=first)
+        train_candidate(model, data, cfg, checkpoint, number)
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
     except Diverged:
@@ -1223,6 +1215,30 @@ def evaluate_candidate(arch, number, supernet, data, cfg, path):
     score = sum(scores.values()) / max(len(scores), 1)
     seconds = round(time.perf_counter() - began, 3)
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
+
+
+def train_candidate(model, data, cfg, checkpoint, number):
+    """Pre-train one candidate in this process, from its checkpoint on. number: of the round. Raises
+    Diverged, and Stop after SIGTERM."""
+    alone = checkpoint.ranks
+    optimizer = make_optimizer(model, cfg.weight_decay)
+    checkpoint.owned["optimizer"] = optimizer
+    begin = checkpoint.restore().get("step", 0)
+    network = prepare_model(model, alone, cfg.compile)
+    pace = Pace(alone, cfg.save_minutes, cfg.steps, cfg.save_every)
+    means = Means(alone)
+    batches = training_batches(data, cfg, alone, begin, number)
+    model.train()
+    for step, batches in enumerate(prefetch(batches, data.device), begin):
+        set_rate(optimizer, learning_rate(step, cfg))
+        means.add(train_step(step, network, optimizer, batches, cfg, alone, number), tokens=0)
+        stop, save, log = pace(step + 1)
+        if log:
+            means.take(step + 1)  # it raises Diverged
+        if save:
+            checkpoint.save(step=step + 1)
+        if stop:
+            raise Stop
 
 
 def score_task(model, task, cfg, device):
@@ -1247,17 +1263,13 @@ def evaluate_all(archs, number, supernet, run, name, data, cfg, best=1.0):
     folder = run.folder / name
 
     def evaluate(key):
-        path = folder / str(key)
-        return evaluate_candidate(archs[key], number, supernet, data, cfg, path)
+        return evaluate_candidate(archs[key], number, supernet, data, cfg, folder / str(key))
 
     def report(key, result):
         nonlocal best
-        mark = "*" if result["score"] > best else " "
-        best = max(best, result["score"])
         if data.tasks:  # a warm start has none
-            words = "diverged" if result["diverged"] else task_scores(result, cfg)
-            print0(run.ranks, f"{mark} {key:>9}  {words}  {result['seconds']:.0f} s  "
-                              f"{short_form(archs[key])}")
+            print0(run.ranks, candidate_line(key, result, archs[key], best, cfg))
+        best = max(best, result["score"])
         run.log("candidate", number, job=f"{name}/{key}", arch=arch_text(archs[key]), **result)
 
     results = share_out(
@@ -1271,55 +1283,44 @@ def evaluate_all(archs, number, supernet, run, name, data, cfg, best=1.0):
     return dict(zip(archs, results))
 
 
-def task_scores(result, cfg):
-    """The mean score and the scores by task in words."""
-    by_task = {shown_name(name, cfg): score for name, score in result["scores"].items()}
-    return percent({"mean": result["score"], **by_task})
-
-
-def short_form(arch):
-    """The kinds of the layers: conv3 att5 stands for a convolution with kernel 3 and an attention
-    of 5 operations."""
-    return " ".join(f"conv{layer}" if isinstance(layer, int) else f"att{len(path_of(layer))}"
-                    for layer in arch)
-
-
-def write_history(run, number, history):
-    """Write history.jsonl as the checkpoint has it, and delete the folder of the round."""
-    write_atomic(run.folder / "history.jsonl", jsonl(history))
-    shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
-
-
 def search(supernet, run, data, cfg):
     """OP-NAS (Algorithm 1): the history of all candidates. A run that was stopped continues with
     the round in which it was stopped."""
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet)
     history = checkpoint.restore().get("history", [])
     begin = history[-1]["round"] + 1 if history else 0
-    majority = majority_baseline(data.tasks)["score"]
-    on_main(run.ranks, write_history, run, begin - 1, history)
-    sizes = round_sizes(cfg)
-    for number in range(begin, len(sizes)):
+    write_history(run, begin - 1, history)
+    for number in range(begin, len(round_sizes(cfg))):
         name = f"round-{number}"
-        to_beat = max([majority, *(line["score"] for line in history)])
-        proposals = propose(history, number, cfg)  # lines 1, 4 to 7
-        archs = {len(history) + index: arch for index, (_, arch) in enumerate(proposals)}
-        results = evaluate_all(
-            archs, number, supernet, run, name, data, cfg, to_beat)  # lines 2, 8, 9
+        proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # lines 1, 4 to 7
+        archs = {key: arch for key, (_, arch) in proposals.items()}
+        results = evaluate_all(archs, number, supernet, run, name, data, cfg,  # lines 2, 8, 9
+                               score_to_beat(history, data))
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
-            for key, (parent, arch) in enumerate(proposals, len(history))]
+            for key, (parent, arch) in proposals.items()]
         if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
             supernet.write_back(
                 (archs[line["id"]], load_file(run.folder / name / f"{line['id']}.pt"))
                 for line in ranked(lines))
         history = history + lines  # line 11
         checkpoint.save(history=history)
-        gather(run.ranks, None)  # a round's files are deleted when all processes have read them
-        on_main(run.ranks, write_history, run, number, history)
+        write_history(run, number, history)
+    return history
+
+
+def write_history(run, number, history):
+    """Write history.jsonl as the checkpoint has it, and delete the folder of the round."""
+
+    def write():
+        write_atomic(run.folder / "history.jsonl", jsonl(history))
+        shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
+
+    gather(run.ranks, None)  # all processes have read the files of the round
+    on_main(run.ranks, write)
+    if history:
         best = max(line["score"] for line in history)
         run.log("search", number, candidates=len(history), best=best)
-    return history
 
 
 def hand_designed(layers):
@@ -1335,16 +1336,21 @@ def majority_baseline(tasks):
     return {"score": statistics.mean(scores.values()), "scores": scores}
 
 
+def score_to_beat(history, data):
+    """The best score so far, or the majority baseline's."""
+    return max([majority_baseline(data.tasks)["score"], *(line["score"] for line in history)])
+
+
 def first_super_net(source, run, data, cfg):
     """The super-net at the beginning of a search: random, as in the paper, with --init's weights,
     or after a warm start."""
     first = SuperNet(cfg)
     if source:
         seed_everything(cfg.seed, "model")  # a fine-tuned model has no language-model heads
-        model = LanguageModel(source[1], cfg) if source[1] else first
+        model = LanguageModel(parse_arch(source.arch), cfg) if source.arch else first
         print0(run.ranks, start_from(model, source))
-        if source[1]:
-            first.write_back([(source[1], model.state_dict())])
+        if source.arch:
+            first.write_back([(model.encoder.arch, model.state_dict())])
     elif cfg.warm_times:
         # D40: a warm start trains what all candidates share. The embeddings, FFNs, norms and heads
         # are those of the hand-designed network that learns soonest, after --warm_times x --steps
@@ -1367,6 +1373,81 @@ def open_proxies(names, cfg, data):
     return dataclasses.replace(data, tasks=tasks)
 
 
+def train_finalists(history, first, run, data, cfg):
+    """The best --finalists candidates, trained again: (their lines of the history with the new
+    results, the results of the baselines by name)."""
+    if not cfg.finalists:
+        return [], {}
+    # D37: the best candidates are trained once more, alone and from `first`. A candidate's score
+    # depends on the age of the super-net that it started from, and the best of many noisy scores is
+    # in part luck. The paper takes the best candidate (Sec. 4.2)
+    lines = ranked(history)[:cfg.finalists]
+    archs = {line["id"]: parse_arch(line["arch"]) for line in lines}
+    archs = {**hand_designed(cfg.layers), **archs}
+    longer = dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps,
+                                 train_examples=cfg.finalist_times * cfg.train_examples)
+    if cfg.train_examples:
+        data = open_proxies(data.tasks, longer, data)
+    results = evaluate_all(archs, 0, first, run, "finalists", data, longer)
+    finalists = [{**line, **results.pop(line["id"])} for line in lines]
+    return finalists, results
+
+
+def search_and_train_again(source, run, data, cfg):
+    """A warm start, Algorithm 1, then finalists and baselines. Writes best.json and, where trained
+    weights are kept, best.py and best.pt; returns the content of best.json."""
+    first = first_super_net(source, run, data, cfg)
+    supernet = copy.deepcopy(first)
+    history = search(supernet, run, data, cfg)
+    if not ranked(history):
+        raise UserError(f"{run.folder}: every candidate diverged; lower --lr or --finetune_lr, "
+                        "--restart")
+    finalists, baselines = train_finalists(history, first, run, data, cfg)
+    best = (ranked(finalists) or ranked(history))[0]
+    arch = parse_arch(best["arch"])
+    if best in finalists:  # its weights are what --init uses
+        weights = load_file(run.folder / "finalists" / f"{best['id']}.pt")
+        supernet.write_back([(arch, weights)])
+    Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet).save(history=history)
+    errors = [task.standard_error(best["scores"][name]) for name, task in data.tasks.items()]
+    result = {
+        **{key: best[key] for key in ("id", "arch", "score", "scores")},
+        "standard_error": math.hypot(*errors) / len(errors),
+        "candidates": len(history),
+        "finalists": finalists,
+        "baselines": {**baselines, "majority": majority_baseline(data.tasks)},
+    }
+    on_main(run.ranks, write_json, run.folder / "best.json", result)
+    if best in finalists or not cfg.no_weight_sharing:  # else no trained weights are kept
+        model = LanguageModel(arch, cfg)
+        model.load_state_dict(cut_out(supernet.weights, model))
+        on_main(run.ranks, write_network, run.folder / "best.py", model, cfg, data.tokenizer,
+                None, cfg.length)
+    return result
+
+
+def run_search(cfg, command):
+    """--search."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        names = cfg.tasks.split(",")
+        inputs = find_inputs(cfg, command, ranks, ["glue", "corpus"], names, MODELS)
+        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES)
+        cfg = dataclasses.replace(cfg, **inputs.flags)
+        if not run.finished:
+            data = open_corpus(cfg, command, ranks, run.folder)
+            cfg = resolve_data(cfg, command, data)
+            run.save_settings(cfg)
+            data = open_proxies(names, cfg, data)
+            print_plan(run, data, cfg)
+            run.finish(search_and_train_again(source, run, data, cfg))
+        print_best(run, cfg)
+
+
+# What a search prints
+
+
 def measure_seconds(data, cfg):
     """(seconds of a pre-training step, seconds of a candidate's fine-tunings), measured on the
     hybrid. The fine-tunings are estimated from their number of tokens."""
@@ -1375,15 +1456,16 @@ def measure_seconds(data, cfg):
         model = LanguageModel(hand_designed(cfg.layers)["hybrid"], cfg, shared=True)
     model = move(model, data.device)
     optimizer = make_optimizer(model, cfg.weight_decay)
+    last = cfg.steps - 1  # has full-length sequences (D39)
     for _ in range(4):
         began = time.perf_counter()
-        # the last step has full-length sequences (D39)
-        batches = training_batches(data, cfg, alone, 0, [cfg.steps - 1])
-        float(train_step(model, optimizer, *batches, cfg, alone)[1])  # waits for a GPU
-        step = time.perf_counter() - began
+        batches = next(training_batches(data, cfg, alone, last))
+        numbers = train_step(last, model, optimizer, batches, cfg, alone)
+        float(numbers["norm"])  # waits for a GPU
+        seconds = time.perf_counter() - began
     tokens = sum(task.steps * task.recipe.batch * task.splits["train"].lengths.mean()
                  for task in data.tasks.values())
-    return step, step * tokens / (cfg.batch * cfg.length)
+    return seconds, seconds * tokens / (cfg.batch * cfg.length)
 
 
 def print_plan(run, data, cfg):
@@ -1409,65 +1491,24 @@ def print_plan(run, data, cfg):
                       "above the majority baseline")
 
 
-def run_search(cfg):
-    """--search: a warm start, Algorithm 1, then finalists and baselines."""
-    names = parse_tasks(cfg.tasks, glue.TASKS, GROUPS)
-    with launch(cfg.device, cfg.dtype) as ranks:
-        run, data, source = open_inputs(cfg, ranks, "corpus", "glue", tasks=names)
-        if run.finished:
-            return print_best(run, cfg)
-        data = open_proxies(names, cfg, data)
-        print_plan(run, data, cfg)
-        first = first_super_net(source, run, data, cfg)
-        supernet = copy.deepcopy(first)
-        history = search(supernet, run, data, cfg)
-        if not ranked(history):
-            raise UserError(f"{run.folder}: every candidate diverged; lower --lr or --finetune_lr, "
-                            "--restart")
-        finalists, baselines = train_finalists(history, first, run, data, cfg)
-        best = (ranked(finalists) or ranked(history))[0]
-        if best in finalists:
-            weights = load_file(run.folder / "finalists" / f"{best['id']}.pt")
-            supernet.write_back([(parse_arch(best["arch"]), weights)])  # what --init uses
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, supernet=supernet)
-        checkpoint.save(history=history)
-        baselines["majority"] = majority_baseline(data.tasks)
-        errors = [task.standard_error(best["scores"][name]) for name, task in data.tasks.items()]
-        result = {
-            **{key: best[key] for key in ("id", "arch", "score", "scores")},
-            "standard_error": math.hypot(*errors) / len(errors),
-            "candidates": len(history),
-            "finalists": finalists,
-            "baselines": baselines,
-        }
-        on_main(ranks, write_json, run.folder / "best.json", result)
-        if best in finalists or not cfg.no_weight_sharing:  # else no trained weights are kept
-            model = LanguageModel(parse_arch(best["arch"]), cfg)
-            start_from(model, (supernet.weights, None, ""))
-            on_main(ranks, write_network, run.folder / "best.py", model, cfg, data.tokenizer,
-                    None, cfg.length)
-        run.finish(result)
-        print_best(run, cfg)
+def candidate_line(key, result, arch, best, cfg):
+    """A candidate in a line; a star marks a score above `best`."""
+    mark = "*" if result["score"] > best else " "
+    words = "diverged" if result["diverged"] else task_scores(result, cfg)
+    return f"{mark} {key:>9}  {words}  {result['seconds']:.0f} s  {short_form(arch)}"
 
 
-def train_finalists(history, first, run, data, cfg):
-    """The best --finalists candidates, trained again: (their lines of the history with the new
-    results, the results of the baselines by name)."""
-    if not cfg.finalists:
-        return [], {}
-    # D37: the best candidates are trained once more, alone and from `first`. A candidate's score
-    # depends on the age of the super-net that it started from, and the best of many noisy scores is
-    # in part luck. The paper takes the best candidate (Sec. 4.2)
-    lines = ranked(history)[:cfg.finalists]
-    archs = {line["id"]: parse_arch(line["arch"]) for line in lines}
-    archs = {**hand_designed(cfg.layers), **archs}
-    longer = dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps,
-                                 train_examples=cfg.finalist_times * cfg.train_examples)
-    if cfg.train_examples:
-        data = open_proxies(data.tasks, longer, data)
-    results = evaluate_all(archs, 0, first, run, "finalists", data, longer)
-    finalists = [{**line, **results.pop(line["id"])} for line in lines]
-    return finalists, results
+def task_scores(result, cfg):
+    """The mean score and the scores by task in words."""
+    by_task = {shown_name(name, cfg): score for name, score in result["scores"].items()}
+    return percent({"mean": result["score"], **by_task})
+
+
+def short_form(arch):
+    """The kinds of the layers: conv3 att5 stands for a convolution with kernel 3 and an attention
+    of 5 operations."""
+    return " ".join(f"conv{layer}" if isinstance(layer, int) else f"att{len(path_of(layer))}"
+                    for layer in arch)
 
 
 def print_best(run, cfg):
@@ -1528,8 +1569,8 @@ def mask_tokens(ids, tokenizer, generator):
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
-    count = max(1, round(MASK_RATE * len(text)))
-    chosen = text[torch.randperm(len(text), generator=generator)[:count]]
+    chosen = text[torch.randperm(len(text), generator=generator)]
+    chosen = chosen[:max(1, round(MASK_RATE * len(text)))]
     labels = ids.flatten()[chosen]
     kind = torch.rand(len(chosen), generator=generator)
     random_token = torch.randint(tokenizer.vocab_size, (len(chosen),), generator=generator)
@@ -1547,25 +1588,26 @@ def summed_loss(logits, labels):
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-net, searcher
-    from common import glue
-    from common.cli import Diverged, Stop, UserError, run, start
+    from common import cli, glue
+    from common.cli import Diverged, Stop, UserError
     from common.checkpoint import (
-        Checkpoint, jsonl, keep_model, load_file, load_weights, read_init, read_json, save_file,
-        share_out, write_atomic, write_json)
+        Checkpoint, RunFolder, jsonl, keep_model, load_file, load_weights, read_json, read_run,
+        save_file, settings_from, share_out, write_atomic, write_json)
     from common.distributed import (
-        Pace, Ranks, autocast, gather, launch, layer_activations, micro_batch_numbers, move,
-        no_sync_until, on_main, per_second, prefetch, prepare_model, print0, print_device_use,
-        progress, reduce_mean, seed_everything, seed_of, send, set_accumulate, to_host, total_over,
-        training_cost)
+        Means, Pace, Ranks, autocast, fit_accumulate, gather, launch, layer_activations,
+        micro_batch_numbers, move, no_sync_until, on_main, prefetch, prepare_model, print0,
+        print_device_use, progress, reduce_mean, seed_everything, seed_of, send, set_rate, to_host,
+        total_over, training_cost)
     from common.finetune import (
         LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
         parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
     from data.corpus import join
-    from data.inputs import open_run, open_tokenizer, words_after_training
+    from data.inputs import (
+        Data, check_tokenizer, find_inputs, open_corpus, open_tokenizer, words_after_training)
     from data.network_code import SPAN, write_hugging_face, write_network
 
-    Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
-
+MODELS = ("init", "tokenizer")  # flags that name models
+WRITES = ("round-*", "warm-start", "finalists")  # names in the run folder of a search
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
 
@@ -1577,6 +1619,11 @@ def schedule(step, steps, warmup):
     if step < rise:
         return (step + 1) / rise
     return (steps - step) / max(1, steps - rise)
+
+
+def learning_rate(step, cfg):
+    """The learning rate of a step of pre-training."""
+    return cfg.lr * schedule(step, cfg.steps, cfg.warmup)
 
 
 def make_optimizer(model, weight_decay):
@@ -1592,202 +1639,203 @@ def make_optimizer(model, weight_decay):
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
-def language_batch(text, data, cfg, number):
-    """data.corpus.Segments as inputs and labels: ids, token_type_ids (B, T), lengths (B,) or None,
-    masked positions, labels (M,), next-sentence labels (B,). number seeds the masks."""
+def language_batch(segments, tokenizer, cfg, number, device):
+    """data.corpus.Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,)
+    unless there is no padding, masked_positions and labels (M,), next_labels (B,). Labels are -100
+    where there is nothing to predict. number: of the first sequence, which seeds the masks."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", number))
-    second, second_length, next_labels = draw_next_sentence(text, generator)
+    second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
-        text.segment_a, text.length_a, second, second_length, data.tokenizer, empty_b=True)
+        segments.segment_a, segments.length_a, second, second_length, tokenizer, empty_b=True)
     # T is rounded up, so that torch.compile meets at most eight widths
     multiple = max(8, cfg.length // 8)
     width = min(cfg.length, multiple * math.ceil(int(lengths.max()) / multiple))
-    ids = ids[:, :width]
-    token_type_ids = token_type_ids[:, :width]
-    if (lengths == width).all():
-        lengths = None  # GPUs have flash attention for full sequences only
-    ids, masked_positions, labels = mask_tokens(ids, data.tokenizer, generator)
-    return send((ids, token_type_ids, lengths, masked_positions, labels, next_labels), data.device)
+    ids, masked_positions, labels = mask_tokens(ids[:, :width], tokenizer, generator)
+    batch = {
+        "ids": ids,
+        "token_type_ids": token_type_ids[:, :width],
+        "masked_positions": masked_positions,
+        "labels": labels,
+        "next_labels": next_labels,
+    }
+    if (lengths < width).any():  # GPUs have flash attention for full sequences only
+        batch["lengths"] = lengths
+    return send(batch, device)
 
 
-def training_batches(data, cfg, ranks, first, steps):
-    """Yield the list of this process's micro-batches for each of the steps. first: number of the
-    first sequence."""
-    for step in steps:
+def training_batches(data, cfg, ranks, begin, number=0):
+    """Yield the list of this process's micro-batches for each step from `begin` on. number: of the
+    round of a search, whose candidates read the same part of the text."""
+    for step in range(begin, cfg.steps):
         # D39: training starts with short sequences. An attention alone hardly learns word order
         # from long ones, so --short of the steps have a quarter of the length (8 tokens or more)
         # and four times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this
         # paper has 128 throughout
         times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
-        begin = times * (first + step * cfg.batch)
-        text = data.train.segments(begin, times * cfg.batch, step_cfg.length - 3, cfg.seed)
+        first = times * cfg.batch * (number * cfg.steps + step)
+        segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
         # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
         # that few are padded; the paper does not say how a batch is divided
-        lengths = text.length_a + text.length_b
+        lengths = segments.length_a + segments.length_b
         size = times * cfg.batch // cfg.accumulate
         examples = lengths.argsort(stable=True).split(size)
-        yield [language_batch(text[examples[number].sort().values], data, step_cfg,
-                              begin + number * size)
-               for number in micro_batch_numbers(ranks, cfg.accumulate)]
+        batches = []
+        for micro_batch in micro_batch_numbers(ranks, cfg.accumulate):
+            batches.append(language_batch(
+                segments[examples[micro_batch].sort().values],
+                data.tokenizer,
+                step_cfg,
+                first + micro_batch * size,
+                ranks.device,
+            ))
+        yield batches
 
 
 def count_labels(batch):
-    """What the two losses of a step are divided by (2,): masked tokens, and sequences with a next
-    sentence."""
-    *_, labels, next_labels = batch
-    return torch.stack([(labels != -100).sum(), (next_labels != -100).sum()])
+    """What the two losses of a step are divided by (2,): masked tokens, and sequences with a
+    next-sentence label."""
+    return torch.stack([(batch[name] != -100).sum() for name in ("labels", "next_labels")])
 
 
 def summed_losses(network, batch, cfg):
     """The losses of masked tokens and of next sentences (2,), summed over their labels (Sec.
     4.1)."""
-    *inputs, labels, next_labels = batch
-    with autocast(cfg.dtype, labels.device):
-        logits, next_logits = network(*inputs)  # (M, V), (B, 2)
-    return torch.stack([summed_loss(logits, labels), summed_loss(next_logits, next_labels)])
+    with autocast(cfg.dtype, batch["ids"].device):
+        logits, next_logits = network(batch)  # (M, V), (B, 2)
+    return torch.stack([summed_loss(logits, batch["labels"]),
+                        summed_loss(next_logits, batch["next_labels"])])
 
 
-def train_step(network, optimizer, batches, cfg, ranks, *key):
-    """One step of pre-training on this process's micro-batches; `key` and the number of the
-    micro-batch seed the dropout. Returns the mean losses (2,) and the norm of the gradient."""
+def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
+    """One step on this process's micro-batches. Returns {name: tensor ()}, whose means over the
+    processes are both losses and the gradient norm. number: of the round of a search."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # since gradients are averaged over the processes
-    total = torch.zeros(2, device=ranks.device)
-    for number, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
-        seed_everything(cfg.seed, "language model", *key, number)
-        with no_sync_until(network, ranks, last=batch is batches[-1]):
-            losses = summed_losses(network, batch, cfg) / totals
-            losses.sum().backward()
-        total += losses.detach()
+    losses = torch.zeros(2, device=ranks.device)
+    first = number * cfg.steps * cfg.batch
+    for micro_batch, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
+        seed_everything(cfg.seed, "language model", first, step, micro_batch)  # dropout
+        with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
+            loss = summed_losses(network, batch, cfg) / totals
+            loss.sum().backward()
+        losses += loss.detach()
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
-    return total, norm
+    return {"mlm_loss": losses[0], "order_loss": losses[1], "norm": norm}
 
 
-def train_language_model(model, data, cfg, ranks, checkpoint, first=0, report=None):
-    """Pre-train on the sequences from number `first` on, from the checkpoint on. Calls report(step,
-    losses, learning rate). Raises Diverged, and Stop after SIGTERM. The host waits for a GPU in
-    every CHECK_EVERY-th step, and where it reports or saves."""
+def train_language_model(model, data, cfg, run):
+    """Pre-train on data, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and
+    Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
+    ranks = run.ranks
     optimizer = make_optimizer(model, cfg.weight_decay)
-    checkpoint.owned["optimizer"] = optimizer
+    checkpoint = Checkpoint(
+        run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
     begin = checkpoint.restore().get("step", 0)
-    pace = Pace(ranks, cfg.save_minutes)
     network = prepare_model(model, ranks, cfg.compile)
-    batches = training_batches(data, cfg, ranks, first, range(begin, cfg.steps))
-    batches = prefetch(batches, ranks.device)
-    model.train()
-    for step in range(begin, cfg.steps):
-        lr = cfg.lr * schedule(step, cfg.steps, cfg.warmup)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        losses, norm = train_step(network, optimizer, next(batches), cfg, ranks, first, step)
+    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    means = Means(ranks)
+    bar = progress(ranks, cfg.steps, "pretrain", begin)
+    batches = training_batches(data, cfg, ranks, begin)
+    for step, batches in enumerate(prefetch(batches, ranks.device), begin):
+        model.train()
+        rate = learning_rate(step, cfg)
+        set_rate(optimizer, rate)
+        numbers = train_step(step, network, optimizer, batches, cfg, ranks)
+        means.add(numbers, tokens=sum(batch["ids"].numel() for batch in batches))
+        bar.update()
+
         done = step + 1
-        stop, save, log = pace()
-        save = save or stop or done == cfg.steps or done % cfg.save_every == 0
-        log = log or save or done % LOG_EVERY == 0
-        if (log or done % CHECK_EVERY == 0) and not math.isfinite(norm):
-            raise Diverged(f"gradient norm {norm} at or before step {done}")
-        if log and report:
-            report(done, losses, lr)
+        stop, save, log = pace(done)
+        dev = {}
+        if done % cfg.save_every == 0 and done < cfg.steps:
+            # evaluated before it is saved: a resumed run repeats it
+            dev = evaluate_language_model(model, data, cfg, ranks)
+        if log:
+            values = means.take(done)
+            speed = values["tokens_per_second"]
+            loss = values["mlm_loss"] + values["order_loss"]
+            run.log("pretrain", done, loss=loss, lr=rate, dev=dev, **values)
+            bar.set_postfix(loss=loss, tok_s=speed)
         if save:
             checkpoint.save(step=done)
         if stop:
             raise Stop
+    bar.close()
+    if cfg.dry_run:
+        print_device_use(ranks, speed, forward_flops(model.encoder.arch, cfg) / cfg.length)
 
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, sequences=512):
-    """Loss and accuracy of both objectives on held-out sequences, the same for all seeds and
-    batches. The host waits for a GPU once, where it reads the sums."""
+    """{"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} on held-out sequences, the same for
+    all seeds and batches. The host waits for a GPU once, where it reads the sums."""
     batch_size = 16
     dev_cfg = dataclasses.replace(cfg, seed=0)
-    sums = torch.zeros(2, 3, dtype=torch.float64, device=data.device)  # loss, right, labels
+    sums = torch.zeros(2, 3, dtype=torch.float64, device=ranks.device)  # loss, right, labels
     model.eval()
     for first in range(ranks.rank * batch_size, sequences, ranks.size * batch_size):
-        text = data.dev.segments(first, batch_size, cfg.length - 3, dev_cfg.seed)
-        batch = language_batch(text, data, dev_cfg, first)
-        *inputs, labels, next_labels = batch
-        with autocast(cfg.dtype, data.device):
-            logits, next_logits = model(*inputs)
-        for total, scores, targets in zip(sums, (logits, next_logits), (labels, next_labels)):
-            right = (scores.argmax(-1) == targets).sum()
-            total += torch.stack([summed_loss(scores, targets), right, (targets != -100).sum()])
-    model.train()
+        segments = data.dev.segments(first, batch_size, cfg.length - 3, dev_cfg.seed)
+        batch = language_batch(segments, data.tokenizer, dev_cfg, first, ranks.device)
+        with autocast(cfg.dtype, ranks.device):
+            logits, next_logits = model(batch)
+        answers = (logits, batch["labels"]), (next_logits, batch["next_labels"])
+        for total, (scores, labels) in zip(sums, answers):
+            right = (scores.argmax(-1) == labels).sum()
+            total += torch.stack([summed_loss(scores, labels), right, (labels != -100).sum()])
     means = reduce_mean(ranks, *sums.flatten().tolist())
     result = {}
-    for name, (loss, right, known) in {"mlm": means[:3], "nsp": means[3:]}.items():
-        if known:  # NSP needs more than one document
-            result[f"{name}_loss"] = loss / known
-            result[f"{name}_accuracy"] = right / known
+    for name, (loss, right, labelled) in {"mlm": means[:3], "nsp": means[3:]}.items():
+        if labelled:  # NSP needs more than one document
+            result[f"{name}_loss"] = loss / labelled
+            result[f"{name}_accuracy"] = right / labelled
     return result
 
 
-def print_pretrained(run, cfg):
-    """Print a finished pre-training and the command that comes next."""
-    result = run.finished
-    accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
-    print0(run.ranks, f"held-out text: {percent(accuracies)}; "
-                      f"MLM loss {result['mlm_loss']:.4f} nats")
-    words = words_after_training(cfg, run.folder, "/network.py")
-    run.print_result(cfg, "checkpoint.pt", *words)
-
-
-def pretrain(cfg):
+def pretrain(cfg, command):
     """Train --arch in full (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        run, data, source = open_inputs(cfg, ranks, "corpus")
-        if run.finished:
-            return print_pretrained(run, cfg)
-        arch = parse_arch(cfg.arch)
-        seed_everything(cfg.seed, "model")
-        model = LanguageModel(arch, cfg)
-        if source:
-            print0(ranks, start_from(model, source))
-        model.to(ranks.device)
-        bar = progress(ranks, cfg.steps, "pretrain")
-        clock = [0, None]  # step and time of the last report
-
-        def report(step, losses, lr):
-            mlm, nsp = reduce_mean(ranks, *losses.tolist())
-            speed = per_second((step - clock[0]) * cfg.batch * cfg.length, clock[1])
-            held_out = None
-            if step % cfg.save_every == 0:
-                held_out = evaluate_language_model(model, data, cfg, ranks)
-            bar.set_postfix(mlm_loss=f"{mlm:.3f}", tok_s=speed or "-")
-            bar.update(step - bar.n)
-            run.log("pretrain", step, loss=mlm + nsp, mlm_loss=mlm, order_loss=nsp, lr=lr,
-                    tokens_per_second=speed, dev=held_out)
-            if cfg.dry_run:
-                print_device_use(ranks, speed, forward_flops(arch, cfg) / cfg.length)
-            clock[:] = step, time.perf_counter()
-
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-        train_language_model(model, data, cfg, ranks, checkpoint, report=report)
-        result = evaluate_language_model(model, data, cfg, ranks, sequences=2048)
-        bar.close()
-        run.finish({**result, "mlm_majority": data.dev.commonest()})
-        print_pretrained(run, cfg)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        inputs = find_inputs(cfg, command, ranks, ["corpus"], models=MODELS)
+        run = RunFolder(cfg, command, ranks, reads=inputs.files)
+        cfg = dataclasses.replace(cfg, **inputs.flags)
+        if not run.finished:
+            data = open_corpus(cfg, command, ranks, run.folder)
+            cfg = resolve_data(cfg, command, data)
+            run.save_settings(cfg)
+            run.finish(pretrain_language_model(source, data, cfg, run))
+        result = run.finished
+        accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
+        print0(ranks, f"held-out text: {percent(accuracies)}; "
+                      f"MLM loss {result['mlm_loss']:.4f} nats")
+        words = words_after_training(cfg, run.folder, "/network.py")
+        run.print_result(cfg, "checkpoint.pt", *words)
 
 
-# --arch and --init: the architecture and weights at the start of an action
-
-SHAPE = ("layers", "hidden", "heads", "ffn", "embedding", "vocab_size")
-FOLLOWED = ("length", "dropout", "init_std")  # the weights', unless a flag is given
-
-
-def resolve_arch(cfg):
-    """The architecture of --arch; cfg.arch becomes its text form."""
-    try:
-        arch = read_arch(cfg.arch, cfg.layers)
-    except ValueError as error:
-        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert") from None
-    cfg.arch = arch_text(arch)
-    return arch
+def pretrain_language_model(source, data, cfg, run):
+    """Make the model, train and evaluate it; returns its scores and their baseline."""
+    seed_everything(cfg.seed, "model")
+    model = LanguageModel(parse_arch(cfg.arch), cfg)
+    start = start_from(model, source) if source else "from scratch"
+    print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
+    model.to(run.ranks.device)
+    train_language_model(model, data, cfg, run)
+    result = evaluate_language_model(model, data, cfg, run.ranks, sequences=2048)
+    return {**result, "mlm_majority": data.dev.commonest()}
 
 
-def refuse_stopped_search(cfg):
+# Weights to start from
+
+# settings: of the run; arch: of the model in text form, "" of a super-net
+Pretrained = collections.namedtuple("Pretrained", "path settings weights arch")
+SHAPE = ("layers", "hidden", "heads", "ffn", "embedding", "vocab_size")  # taken from --init
+FREE = ("length", "dropout", "init_std")  # taken from --init, unless a flag is given
+
+
+def refuse_stopped_search(cfg, command):
     """Raise UserError where --init is a search that has not ended: its super-net serves another
     search, or an --arch that was given, once it is saved."""
     folder = Path(cfg.init)
@@ -1795,55 +1843,70 @@ def refuse_stopped_search(cfg):
     record = read_json(config, dict) if config.exists() else {}
     if record.get("action") != "search" or (folder / "done.json").exists():
         return
-    super_net = cfg.action == "search" or "arch" in cfg.given and cfg.action != "export"
+    super_net = command.action == "search"
+    super_net |= "arch" in command.given and command.action != "export"
     if not super_net or not (folder / "checkpoint.pt").exists():
         words = shlex.join(record["argv"][1:])
         raise UserError(f"{folder}: this search has not ended; first run its command again, which "
-                        f"continues it: python {cfg.program}.py {words}")
+                        f"continues it: python {command.program}.py {words}")
 
 
-def read_run(cfg):
-    """(weights, architecture or None for a super-net, "--init") of --init; cfg gets its shape,
-    vocabulary, architecture and FOLLOWED."""
-    refuse_stopped_search(cfg)
-    trained = (*SHAPE, "arch")
-    owned = read_init(cfg, {"search": SHAPE, "pretrain": trained, "finetune": trained}, FOLLOWED)
+def load_pretrained(cfg, command):
+    """The model or the super-net of --init as Pretrained; None without --init."""
+    if not cfg.init:
+        return None
+    refuse_stopped_search(cfg, command)
+    record, owned = read_run(cfg.init, cfg, command.program, ("search", "pretrain", "finetune"))
+    settings = record["settings"]
     if "model" in owned:
-        return owned["model"], resolve_arch(cfg), "--init"
+        return Pretrained(cfg.init, settings, owned["model"], settings["arch"])
     if not Path(cfg.init, "best.pt").exists():
         warnings.warn(f"{cfg.init}: no best.pt; its convolutions and attentions may be untrained")
-    if "arch" not in cfg.given:
-        cfg.arch = f"{cfg.init}/best.json"
-    return owned["supernet"], None, "--init"
+    return Pretrained(cfg.init, settings, owned["supernet"], "")
 
 
-def open_inputs(cfg, ranks, *needs, tasks=()):
-    """(RunFolder, Data, read_run of --init or None) of an action. Sets in cfg what the flags leave
-    open; nothing assigns to cfg afterwards."""
-    source = read_run(cfg) if cfg.init else None
+def resolve(cfg, command, ranks, source):
+    """The settings of a run: those that follow from --init, the action and the number of processes
+    are filled in, and --arch becomes a text form. UserError if a flag contradicts the model, or if
+    the architecture is not legal. What follows from the data is filled in by resolve_data."""
+    changes = {}
     if source:
-        cfg.warm_times = 0  # --init takes its place
-    if tasks:
-        cfg.tasks = ",".join(tasks)
-    if cfg.action != "search":
-        resolve_arch(cfg)
-    if cfg.action == "pretrain":
-        set_accumulate(cfg, ranks)
-    run, data = open_run(cfg, cfg.action, ranks, *needs, tasks=tasks)
-    if not run.finished:
-        if not cfg.steps and cfg.action == "pretrain":
-            sequences = EPOCHS * data.train.slots(cfg.length - 3)
-            cfg.steps = math.ceil(sequences / cfg.batch)
-        run.save_settings(cfg)
-    return run, data, source
+        names = (*SHAPE, "arch") if source.arch else SHAPE
+        changes |= settings_from(cfg, command, source.settings, source.path, names, FREE)
+        changes["tokenizer"] = cfg.tokenizer or str(Path(source.path))
+        changes["warm_times"] = 0  # --init takes its place
+        if not source.arch and "arch" not in command.given:
+            changes["arch"] = f"{source.path}/best.json"
+    if command.action == "search":
+        changes["tasks"] = ",".join(parse_tasks(cfg.tasks, glue.TASKS, GROUPS))
+    if command.action == "pretrain":
+        changes["accumulate"] = fit_accumulate(cfg, command, ranks)
+    cfg = dataclasses.replace(cfg, **changes)
+    if command.action == "search":
+        return cfg
+    try:
+        arch = read_arch(cfg.arch, cfg.layers)
+    except ValueError as error:
+        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert") from None
+    return dataclasses.replace(cfg, arch=arch_text(arch))
+
+
+def resolve_data(cfg, command, data):
+    """The settings with those that follow from the data: the size of the vocabulary, and the steps
+    of so many passes over the corpus."""
+    cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
+    if cfg.steps or command.action != "pretrain":
+        return cfg
+    sequences = EPOCHS * data.train.slots(cfg.length - 3)
+    return dataclasses.replace(cfg, steps=math.ceil(sequences / cfg.batch))
 
 
 def start_from(model, source):
-    """Load read_run's result into a model or a super-net; returns a line about it."""
-    weights, arch, name = source
-    if arch is None and not isinstance(model, SuperNet):
+    """Copy the weights of a Pretrained into a model or a super-net; returns a line about it."""
+    weights = source.weights
+    if not source.arch and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
-    return load_weights(model, weights, name, heads=("head",))
+    return load_weights(model, weights, source.path, heads=("head",))
 
 
 # Fine-tuning
@@ -1869,77 +1932,104 @@ def task_rate(task):
     return lambda step: recipe.lr * schedule(step, task.steps, recipe.warmup)
 
 
-def train_task(task, cfg, arch, source, folder, data, run):
+def train_task(task, source, cfg, tokenizer, folder, run):
     """One run of a task; its folder gets the predictions and the model."""
     seed_everything(cfg.seed, "head", task.name)
-    model = TaskModel(arch, cfg, task.outputs, task.kind == "span")
+    model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
     note = start_from(model, source) if source else "from scratch"
-    model = move(model, data.device)
+    device = run.ranks.device
+    model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
     # D20: the weights of the best evaluation count; the paper does not say which it reports
     result, outputs = finetune_job(
-        model, task, optimizer, task_rate(task), cfg, data.device, key, folder, run, cfg.accumulate,
-        task.evaluation_steps(cfg.eval_every))
+        model, task, optimizer, task_rate(task), cfg, device, key, folder, run,
+        accumulate=cfg.accumulate,
+        evaluate_at=task.evaluation_steps(cfg.eval_every))
     if outputs:
         settings = dataclasses.replace(cfg, tasks=task.name)
-        keep_model(folder, "finetune", settings, data.tokenizer, model=model)
+        keep_model(folder, run.command, settings, tokenizer, model=model)
     return {**result, "start": note}
 
 
-def answer(cfg, path):
+def answer(cfg, command):
     """Predict a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        weights, arch, _ = read_run(cfg)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg)
-        task = open_file(path, cfg, tokenizer, recipes(cfg))
-        model = TaskModel(arch, cfg, task.outputs, task.kind == "span").to(ranks.device)
-        model.load_state_dict(weights)
-        outputs = predict(model, task, *task.splits, cfg, ranks.device)
-        print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
+        task = open_file(command.value, cfg, tokenizer, recipes(cfg), command=command)
+        model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
+        model.load_state_dict(source.weights)
+        outputs = predict(model.to(ranks.device), task, *task.splits, cfg, ranks.device)
+        print0(ranks, on_main(ranks, answer_file, command.value, cfg, task, outputs, command))
 
 
-def finetune(cfg, text):
+def finetune(cfg, command):
     """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
     MNLI job (App. D.2)."""
-    names = parse_tasks(text, recipes(cfg), GROUPS)
+    names = parse_tasks(command.value, recipes(cfg), GROUPS)
     with launch(cfg.device, cfg.dtype) as ranks:
-        needs = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
-        run, data, source = open_inputs(cfg, ranks, "tokenizer", *sorted(needs), tasks=names)
-        arch = parse_arch(cfg.arch)
-        jobs = {f"{name}-{number}": name for name in names for number in range(cfg.runs)}
-
-        @functools.cache
-        def task(name):
-            return open_task(name, cfg, data.tokenizer, recipes(cfg))
-
-        def work(job, mnli):
-            name, number = job.rsplit("-", 1)
-            # D36: one learning rate and weight decay, App. D.1's, and one evaluation interval; App.
-            # D.2 chooses among 12 pairs and two intervals
-            settings = dataclasses.replace(cfg, seed=cfg.seed + int(number))
-            start = source
-            if mnli:
-                start = load_file(mnli / "checkpoint.pt")["owned"]["model"], arch, mnli.name
-            folder = run.folder / "jobs" / job
-            return train_task(task(name), settings, arch, start, folder, data, run)
-
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        cfg = dataclasses.replace(cfg, tasks=",".join(names))
+        flags = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
+        if not cfg.tokenizer:  # it is trained
+            flags.add("corpus")
+        inputs = find_inputs(cfg, command, ranks, sorted(flags), names, MODELS)
+        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST,))
+        cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished:
-            results = run_jobs(ranks, run.folder, jobs, work)
+            data = open_vocabulary(cfg, command, ranks, run.folder)
+            cfg = resolve_data(cfg, command, data)
+            run.save_settings(cfg)
+            results = finetune_tasks(names, source, data.tokenizer, cfg, run)
             run.finish(on_main(ranks, summarise, run.folder, results))
         print_summary(run, cfg, NINE)
+
+
+def open_vocabulary(cfg, command, ranks, folder):
+    """Data with the tokenizer of --tokenizer, or with one that is trained on the corpus."""
+    if not cfg.tokenizer:
+        return open_corpus(cfg, command, ranks, folder)
+    tokenizer = open_tokenizer(cfg)
+    check_tokenizer(cfg, command, ranks, tokenizer)
+    on_main(ranks, tokenizer.save, folder)
+    return Data(ranks.device, tokenizer)
+
+
+def finetune_tasks(names, source, tokenizer, cfg, run):
+    """The results of all runs of the tasks."""
+    jobs = {f"{name}-{number}": name for name in names for number in range(cfg.runs)}
+
+    @functools.cache
+    def task(name):
+        return open_task(name, cfg, tokenizer, recipes(cfg))
+
+    def work(job, mnli):
+        name, number = job.rsplit("-", 1)
+        # D36: one learning rate and weight decay, App. D.1's, and one evaluation interval; App.
+        # D.2 chooses among 12 pairs and two intervals
+        settings = dataclasses.replace(cfg, seed=cfg.seed + int(number))
+        start = source
+        if mnli:
+            weights = load_file(mnli / "checkpoint.pt")["owned"]["model"]
+            start = Pretrained(mnli, {}, weights, cfg.arch)
+        return train_task(task(name), start, settings, tokenizer, run.folder / "jobs" / job, run)
+
+    return run_jobs(run.ranks, run.folder, jobs, work)
 
 
 # --export and --describe
 
 
-def export(cfg, name):
+def export(cfg, command):
     """Write the network of --init, of a search, a pre-training or a fine-tuning's RUN/TASK: as
     FILE.py with weights, drawing and vocabulary next to it, or as a folder that AutoModel of
     transformers opens."""
-    path = Path(name)
-    source = read_run(cfg)
-    arch = resolve_arch(cfg)
+    path = Path(command.value)
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
     tokenizer = open_tokenizer(cfg)
     write = write_hugging_face  # refuses a folder that is not empty
     use = f'AutoModel.from_pretrained("{path}", trust_remote_code=True) opens it'
@@ -1951,14 +2041,14 @@ def export(cfg, name):
         if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
             exists.append(vocabulary)
         if exists:
-            raise UserError(f"--export {name}: {exists[0]} exists already; choose another folder")
+            raise UserError(f"--export {path}: {exists[0]} exists already; choose another folder")
+    arch = parse_arch(cfg.arch)
     model = LanguageModel(arch, cfg)
     labels = None
     length = cfg.length
-    if "head.weight" in source[0]:
-        settings = read_json(Path(cfg.init) / "config.json")["settings"]
-        task = settings["tasks"]
-        length = settings["finetune_length"] or recipes(cfg)[task].length
+    if "head.weight" in source.weights:
+        task = source.settings["tasks"]
+        length = source.settings["finetune_length"] or recipes(cfg)[task].length
         labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     print(start_from(model, source))
@@ -1977,16 +2067,15 @@ def forward_flops(arch, cfg):
 # D26: latency is measured by tests/claims, on random ids; the paper does not say on which text
 
 
-def describe(cfg):
+def describe(cfg, command):
     """Print the counts of --arch or --init and the cost of its pre-training as JSON."""
-    if cfg.init:
-        read_run(cfg)
-    arch = resolve_arch(cfg)
+    cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
     pretraining = PRESETS[cfg.preset].get("pretrain", {})
     cfg = dataclasses.replace(
-        cfg, **{name: pretraining[name] for name in pretraining.keys() - cfg.given})
+        cfg, **{name: pretraining[name] for name in pretraining.keys() - command.given})
     # the corpus is not read: 40 passes over BERT's 3.3 billion words stand for --steps 0
     steps = cfg.steps or round(EPOCHS * 3.3e9 / (cfg.length - 3) / cfg.batch)
+    arch = parse_arch(cfg.arch)
     counts = count(arch, cfg)
     activations = cfg.layers * [layer_activations(cfg.length, cfg.hidden, cfg.ffn)]
     logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
@@ -1997,18 +2086,18 @@ def describe(cfg):
 # --- command line ---------
 
 
-def check(cfg, action):
+def check(cfg, command):
     """Refuse settings that do not go together."""
     if cfg.hidden % cfg.heads:
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
-    if action == "search" and "arch" in cfg.given:
+    if command.action == "search" and "arch" in command.given:
         raise UserError("--arch: a search chooses the architecture; leave it out")
-    if action == "search" and not cfg.steps:
+    if command.action == "search" and not cfg.steps:
         raise UserError("--steps 0: only --pretrain takes passes over the corpus")
-    if action in ("predict", "export") and not cfg.init:
-        raise UserError(f"--{action}: name the run of the model with --init")
+    if command.action in ("predict", "export") and not cfg.init:
+        raise UserError(f"--{command.action}: name the run of the model with --init")
 
 
 ACTIONS = {
@@ -2024,12 +2113,12 @@ ACTIONS = {
 
 def main(argv=None):
     """Run one action."""
-    return start(Config, PRESETS, ACTIONS, __doc__, check, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, argv)
 
 
 if __name__ == "__main__":
-    if "run" not in globals():
+    if "cli" not in globals():
         print("autobert_zero.py alone is to be imported; its commands need common/ and data/ of "
               "its repository", file=sys.stderr)
         sys.exit(2)
-    run(main)
+    cli.run(main)

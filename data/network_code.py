@@ -25,7 +25,7 @@ PYTHON = {  # an operation of Table 1 as an expression of its operands
     "euclidean": "euclidean({0}, {1})",
 }
 CALLS = {  # by what the network was trained for
-    "words": "tokens, pairs = network(**batch, masked_positions=positions)\n"
+    "words": "tokens, pairs = network({**batch, 'masked_positions': positions})\n"
              "    # logits (M, V) at positions (M,) of ids.flatten(); (B, 2) of the next sentence",
     "classes": "logits = network(batch)  # (B, labels), as in LABELS",
     "spans": "logits = network(batch)  # (B, T, 2), start and end of an answer",

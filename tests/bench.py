@@ -91,10 +91,11 @@ def bert(shape, batch, tokens):
     optimizer = autobert_zero.make_optimizer(ours, cfg.weight_decay)
     (*text, positions, masked, order), inputs = masked_text(batch, tokens, cfg.vocab_size)
     positions = positions + tokens * torch.arange(batch)[:, None]
-    made = *text, positions.flatten(), masked.flatten(), order
+    names = "ids", "token_type_ids", "lengths", "masked_positions", "labels", "next_labels"
+    batches = [dict(zip(names, (*text, positions.flatten(), masked.flatten(), order)))]
     theirs = BertForPreTraining(their_config(BertConfig, shape)).train()
     step = their_step(theirs, lambda: theirs(**inputs, next_sentence_label=order).loss)
-    return lambda: autobert_zero.train_step(ours, optimizer, [made], cfg, ALONE), step
+    return lambda: autobert_zero.train_step(0, ours, optimizer, batches, cfg, ALONE), step
 
 
 def albert_base(shape, batch, tokens):

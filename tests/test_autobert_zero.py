@@ -289,9 +289,10 @@ def test_a_search_from_a_tuned_model_begins_the_same_in_every_process():
     """Whatever has been drawn there. The model has no language-model heads: they are random."""
     arch = (9, MIXER)
     tuned = abz.TaskModel(arch, TINY, 2, False).state_dict()
+    source = abz.Pretrained("run", {}, tuned, abz.arch_text(arch))
     run = SimpleNamespace(ranks=ALONE)
     one, two = [
-        abz.first_super_net((tuned, arch, "--init"), run, None, TINY).weights
+        abz.first_super_net(source, run, None, TINY).weights
         for _ in range(2)]
     assert_close(one, two, rtol=0, atol=0)
 
@@ -431,6 +432,6 @@ def test_the_written_module_gives_our_outputs(number, tmp_path):
     lengths = torch.tensor([11, 7, 2, 1])
     mask = torch.arange(11) < lengths[:, None]
     real = mask.flatten().nonzero()[:, 0]
-    inputs = (ids, ids % 2, lengths, real)
-    for ours, theirs in zip(model(*inputs), network(*inputs)):
+    batch = {"ids": ids, "token_type_ids": ids % 2, "lengths": lengths, "masked_positions": real}
+    for ours, theirs in zip(model(batch), network(batch)):
         assert_close(theirs, ours, rtol=1e-6, atol=1e-6)

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 import autobert_zero as abz
 from common import glue
 from common.checkpoint import keep_model, read_json, read_jsonl
-from common.cli import UserError
+from common.cli import Command, UserError
 from common.tokenization import load_tokenizer
 
 FLAGS = SEARCHES["autobert_zero"] + " --length 16 --finetune_length 16 --device cpu"
@@ -131,7 +131,7 @@ def keep_tuned(folder, task, tokenizer):
         length=64,
         finetune_length=16)
     model = abz.TaskModel(abz.parse_arch(ARCH), cfg, 2, False)
-    keep_model(folder, "finetune", cfg, tokenizer, model=model)
+    keep_model(folder, Command("autobert_zero", "finetune"), cfg, tokenizer, model=model)
 
 
 @pytest.mark.parametrize("task, texts", [
@@ -142,7 +142,7 @@ def test_an_exported_network_cuts_its_inputs_as_predict_does(
         task, texts, searched, tmp_path, monkeypatch):
     """Texts longer than --finetune_length, alone and in pairs."""
     predicted = []
-    monkeypatch.setattr(abz, "answer_file", lambda *others: predicted.append(others[-1]))
+    monkeypatch.setattr(abz, "answer_file", lambda *others: predicted.append(others[3]))
     init = tmp_path / task
     keep_tuned(init, task, load_tokenizer(searched))
     rows = [("index", *glue.TASKS[task].text)]

@@ -44,8 +44,7 @@ def micro_batches(file, data, cfg, rank, size):
     """[(weight, micro-batch)] of a process in the fourth step."""
     ranks = Ranks(rank, size, ALONE.device)
     if file is not autotinybert:
-        more = [0, [3]] if file is autobert_zero else [3]
-        return [(1, batch) for batch in next(file.training_batches(data, cfg, ranks, *more))]
+        return [(1, batch) for batch in next(file.training_batches(data, cfg, ranks, 3))]
     numbers = range(rank, cfg.accumulate, size)
     batches, = autotinybert.training_batches(data, cfg, "superplm", numbers, [3])
     return [*batches.values()]
@@ -57,7 +56,7 @@ def test_micro_batches_are_sorted_and_the_same_for_any_number_of_processes(file,
     data = Data(ALONE.device, tokenizer, Corpus(ready["corpus"], tokenizer))
     cfg = file.Config(vocab_size=300, length=128, batch=64, accumulate=16, steps=4)
     one = micro_batches(file, data, cfg, 0, 1)
-    widths = [(batch["ids"] if file is albert else batch[0]).shape[1] for _, batch in one]
+    widths = [(batch[0] if file is autotinybert else batch["ids"]).shape[1] for _, batch in one]
     assert widths == sorted(widths)
     assert widths[0] < widths[-1]
     assert sum(weight for weight, _ in one) == pytest.approx(16)

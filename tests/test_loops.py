@@ -7,16 +7,23 @@ import torch
 from small_runs import ALONE
 
 import albert
+import autobert_zero
 
 SHAPE = dict(
-    vocab_size=60, layers=2, hidden=16, heads=2, ffn=32, embedding=8, positions=16, length=16,
-    dropout=0.0, batch=8, steps=1)
+    vocab_size=60, layers=2, hidden=16, heads=2, ffn=32, embedding=8, length=16, dropout=0.0,
+    batch=8, steps=1)
+
+
+def chunks(batch):
+    """A batch as four micro-batches."""
+    parts = zip(*(value.chunk(4) for value in batch.values()))
+    return [dict(zip(batch, values)) for values in parts]
 
 
 def albert_step():
-    """A network, a batch with few labels in its first half, and settings."""
+    """A network, settings, a batch with few labels in its first half, and its micro-batches."""
     generator = torch.Generator().manual_seed(0)
-    cfg = albert.Config(**SHAPE)
+    cfg = albert.Config(**SHAPE, positions=16)
     labels = torch.randint(60, (8, 5), generator=generator)
     labels[:4, 1:] = -100
     order = torch.tensor([0, 1, -100, -100, -100, -100, 1, 0])
@@ -27,7 +34,20 @@ def albert_step():
         "labels": labels,
         "order_labels": order,
     }
-    return albert, albert.LanguageModel(cfg), batch, cfg
+    return albert, albert.LanguageModel(cfg), cfg, batch, chunks(batch)
+
+
+def autobert_zero_step():
+    """As above. Masked positions are of the flattened micro-batch."""
+    *_, batch, parts = albert_step()
+    cfg = autobert_zero.Config(**SHAPE)
+    for part in (batch, *parts):
+        part["next_labels"] = part.pop("order_labels")
+        first = 16 * torch.arange(len(part["ids"]))[:, None]
+        part["masked_positions"] = (part["masked_positions"] + first).flatten()
+        part["labels"] = part["labels"].flatten()
+    arch = autobert_zero.parse_arch(f"conv3 | {autobert_zero.BERT_ATTENTION}")
+    return autobert_zero, autobert_zero.LanguageModel(arch, cfg), cfg, batch, parts
 
 
 def gradients(file, network, micro_batches, cfg, ranks=ALONE):
@@ -44,14 +64,12 @@ def gradients(file, network, micro_batches, cfg, ranks=ALONE):
     return kept
 
 
-@pytest.mark.parametrize("make", [albert_step])
+@pytest.mark.parametrize("make", [albert_step, autobert_zero_step])
 def test_the_gradient_is_the_same_for_any_number_of_micro_batches(make):
-    """Also with unequal numbers of labels: each loss is a sum, divided by the labels of the step."""
+    """Also with unequal numbers of labels: a loss is a sum, divided by the labels of the step."""
     torch.manual_seed(0)
-    file, network, batch, cfg = make()
+    file, network, cfg, batch, parts = make()
     whole = gradients(file, network, [batch], cfg)
-    parts = [dict(zip(batch, values))
-             for values in zip(*(value.chunk(4) for value in batch.values()))]
     counts = [file.count_labels(part).tolist() for part in parts]
     assert len(set(map(tuple, counts))) > 1
     four = gradients(file, network, parts, dataclasses.replace(cfg, accumulate=4))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import autobert_zero as abz
 from common import glue
+from common.cli import Command
 from common.distributed import peak_memory
 from common.tokenization import load_tokenizer
 from data.demo import make_demo
@@ -299,9 +300,11 @@ def mean_cosine(X, lengths):
 def cosines_of(folder):
     """Mean cosine of tokens in the embeddings and behind each layer of a pre-trained network."""
     cfg = abz.Config(init=str(folder))
-    source = abz.read_run(cfg)
+    command = Command("autobert_zero", "describe")
+    source = abz.load_pretrained(cfg, command)
+    cfg = abz.resolve(cfg, command, None, source)
     tokenizer = load_tokenizer(cfg.tokenizer)
-    model = abz.LanguageModel(abz.resolve_arch(cfg), cfg).eval()
+    model = abz.LanguageModel(abz.parse_arch(cfg.arch), cfg).eval()
     abz.start_from(model, source)
     path = make_demo(ROOT / "data" / "demo")["glue"]
     examples = glue.load(path, glue.TASKS["STS-B"], "train")[:256]
