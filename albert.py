@@ -657,9 +657,8 @@ def summed_loss(logits, labels):
 if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks, optimizer
     from common import cli, squad
     from common.cli import Stop, UserError
-    from common.checkpoint import (
-        Checkpoint, RunFolder, existing, keep_model, load_file, load_weights, read_json, read_run, save_file,
-        settings_from)
+    from common.files import existing, load_file, read_json, save_file
+    from common.run import Checkpoint, RunFolder, keep_model, load_weights, read_run, settings_from
     from common.distributed import (
         Means, Pace, autocast, fit_accumulate, launch, layer_activations, micro_batch_numbers, move,
         no_sync_until, on_main, prefetch, prepare_model, print0, print_device_use, progress,
@@ -992,14 +991,14 @@ def pretrain(cfg, command):
         cfg = resolve(cfg, command, ranks, source)
         inputs = find_inputs(cfg, command, ranks, ["corpus"], models=MODELS)
         run = RunFolder(cfg, command, ranks, reads=inputs.files)
-        if not run.finished:
+        if not run.finished():
             cfg = dataclasses.replace(cfg, **inputs.flags)
             data = open_corpus(cfg, command, ranks, run.folder)
             cfg = resolve_vocabulary(cfg, source, data.tokenizer)
             before = (source.trained or cfg.positions) if source else 0
             run.save_settings(cfg, trained=max(before, cfg.length))
             run.finish(pretrain_language_model(source, data, cfg, run))
-        result = run.finished
+        result = run.finished()
         for name, baseline in result["baselines"].items():
             kind = "majority" if name == "mlm" else "first-token"
             if result[name] is not None:
@@ -1339,7 +1338,7 @@ def finetune(cfg, command):
         identity = {"tasks": names, **dataclasses.asdict(cfg)}
         run = RunFolder(cfg, command, ranks, identity, inputs.files, writes=(*TABLE14,))
         print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
-        if not run.finished:
+        if not run.finished():
             cfg = dataclasses.replace(cfg, **inputs.flags)
             tokenizer = open_tokenizer(cfg)
             on_main(ranks, tokenizer.save, run.folder)

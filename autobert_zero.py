@@ -1435,7 +1435,7 @@ def run_search(cfg, command):
         inputs = find_inputs(cfg, command, ranks, ["glue", "corpus"], names, MODELS)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES)
         cfg = dataclasses.replace(cfg, **inputs.flags)
-        if not run.finished:
+        if not run.finished():
             data = open_corpus(cfg, command, ranks, run.folder)
             cfg = resolve_data(cfg, command, data)
             run.save_settings(cfg)
@@ -1514,7 +1514,7 @@ def short_form(arch):
 def print_best(run, cfg):
     """Print a finished search: the scores of the best network and of the baselines, its layers, and
     the command that comes next."""
-    best = run.finished
+    best = run.finished()
     margin = 2 * math.sqrt(2) * best["standard_error"]  # two standard errors of a difference
     lines = [f"best of {best['candidates']} candidates, scores in percent",
              f"  candidate {best['id']:<6} {task_scores(best, cfg)}"]
@@ -1590,9 +1590,9 @@ def summed_loss(logits, labels):
 if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-net, searcher
     from common import cli, glue
     from common.cli import Diverged, Stop, UserError
-    from common.checkpoint import (
-        Checkpoint, RunFolder, jsonl, keep_model, load_file, load_weights, read_json, read_run,
-        save_file, settings_from, share_out, write_atomic, write_json)
+    from common.files import jsonl, load_file, read_json, save_file, write_atomic, write_json
+    from common.run import (
+        Checkpoint, RunFolder, keep_model, load_weights, read_run, settings_from, share_out)
     from common.distributed import (
         Means, Pace, Ranks, autocast, fit_accumulate, gather, launch, layer_activations,
         micro_batch_numbers, move, no_sync_until, on_main, prefetch, prepare_model, print0,
@@ -1802,12 +1802,12 @@ def pretrain(cfg, command):
         inputs = find_inputs(cfg, command, ranks, ["corpus"], models=MODELS)
         run = RunFolder(cfg, command, ranks, reads=inputs.files)
         cfg = dataclasses.replace(cfg, **inputs.flags)
-        if not run.finished:
+        if not run.finished():
             data = open_corpus(cfg, command, ranks, run.folder)
             cfg = resolve_data(cfg, command, data)
             run.save_settings(cfg)
             run.finish(pretrain_language_model(source, data, cfg, run))
-        result = run.finished
+        result = run.finished()
         accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
         print0(ranks, f"held-out text: {percent(accuracies)}; "
                       f"MLM loss {result['mlm_loss']:.4f} nats")
@@ -1979,7 +1979,7 @@ def finetune(cfg, command):
         inputs = find_inputs(cfg, command, ranks, sorted(flags), names, MODELS)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST,))
         cfg = dataclasses.replace(cfg, **inputs.flags)
-        if not run.finished:
+        if not run.finished():
             data = open_vocabulary(cfg, command, ranks, run.folder)
             cfg = resolve_data(cfg, command, data)
             run.save_settings(cfg)

@@ -52,7 +52,7 @@ class Config:
     given = frozenset()  # the flags that were given
     program = "autotinybert"  # the file's name
     models = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
-    writes = (  # for --restart, next to common.checkpoint.WRITES
+    writes = (  # for --restart, next to common.run.WRITES
         "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json")
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
@@ -792,9 +792,8 @@ if (Path(__file__).parent / "common").is_dir():
 
     from common import glue
     from common.cli import Diverged, Stop, UserError, run, start
-    from common.checkpoint import (
-        Checkpoint, jsonl, keep_model, load_file, processor, read_json, share_out,
-        take_settings, write_atomic, write_json)
+    from common.files import jsonl, load_file, read_json, write_atomic, write_json
+    from common.run import Checkpoint, keep_model, processor, share_out, take_settings
     from common.distributed import (
         Pace, autocast, average_gradients, launch, layer_activations, move, on_main, per_second,
         pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
@@ -1166,7 +1165,7 @@ def finetune(cfg, text):
     """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
     with launch(cfg.device, cfg.dtype) as ranks:
         run, data = open_data(cfg, "finetune", ranks, tasks=text)
-        if not run.finished:
+        if not run.finished():
             model = start_model(cfg.arch, cfg, data, ranks)
             jobs = {f"{name}-{number}": name for name, task in data.tasks.items() if task
                     for number in range(cfg.runs)}
@@ -1176,7 +1175,7 @@ def finetune(cfg, text):
             result = on_main(ranks, summarise, run.folder, results)
             mlm = score_mlm(model, data, cfg) if "MLM-saved" in data.tasks else None
             run.finish({**result, "mlm": mlm})
-        if mlm := run.finished["mlm"]:
+        if mlm := run.finished()["mlm"]:
             print0(ranks, f"MLM-saved: the loss of masked words is {mlm['loss']:.4f}, "
                           f"{mlm['main']:.2%} below a uniform guess")
         print_summary(run, cfg)
@@ -1372,7 +1371,7 @@ def search(cfg, phase="search"):
     with launch(cfg.device, cfg.dtype) as ranks:
         tasks = cfg.tasks if phase == "search" else None
         run, data = open_data(cfg, "search", ranks, phase != "latency", tasks)
-        if not run.finished:
+        if not run.finished():
             if phase != "superplm":  # first, so that a limit that nothing meets costs no training
                 latency = on_main(ranks, learn_latency, cfg, run)
             if phase != "latency":
@@ -1385,7 +1384,7 @@ def search(cfg, phase="search"):
             best = train_winners(superplm, finalists, data, cfg, run)
             on_main(ranks, write_json, run.folder / "best.json", best)
             run.finish(best)
-        best = run.finished
+        best = run.finished()
         print0(ranks, f"{best['arch']} takes {best['milliseconds']:.4g} ms, {best['speedup']:.3g} "
                       f"times as fast as {cfg.reference}: {percent(best['scores'])}; "
                       f"baselines {percent(best['baselines'])}")
@@ -1415,7 +1414,7 @@ def open_data(cfg, action, ranks, text=False, tasks=None):
     needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
              "glue": {*names} - {"SQuAD1.1", "MLM-saved"}}
     run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], tasks=names)
-    if run.finished:
+    if run.finished():
         return run, None
     run.save_settings(cfg)
     if text and cfg.setting == "distill":
@@ -1430,13 +1429,13 @@ def further_train(cfg):
     """Train --init's architecture, or one from scratch."""
     with launch(cfg.device, cfg.dtype) as ranks:
         run, data = open_data(cfg, "further_train", ranks, text=True)
-        if not run.finished:
+        if not run.finished():
             model = start_model(cfg.arch, cfg, data, ranks)
             warmup = 0.0 if cfg.init else cfg.warmup
             train_further(model, data, cfg, run, run.folder / "model", warmup)
             loss = held_out_loss(model, data, cfg)
             run.finish({"arch": str(model.encoder.arch), "held_out": loss})
-        print0(ranks, f"{run.finished['arch']}: held-out loss {run.finished['held_out']:.4f}")
+        print0(ranks, f"{run.finished()['arch']}: held-out loss {run.finished()['held_out']:.4f}")
         run.print_result(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder))
 
 

@@ -1193,7 +1193,7 @@ def search(cfg, command):
                             f"{FEWEST}: widen it")
         supernet = extract(source.weights, widest(space), cfg, space) if source else None
         run, inputs = open_run(cfg, command, ranks)
-        if not run.finished:
+        if not run.finished():
             cfg, data = open_data(cfg, inputs, run)
             if not data.num_held_out:
                 raise UserError("--held_out: a search needs examples for its losses")
@@ -1220,7 +1220,7 @@ def search(cfg, command):
 
 def print_summary(run, ranks, cfg):
     """Print the result of a search, the quality of the rankers, and the next command."""
-    result = run.finished
+    result = run.finished()
     for name, importance in result["importance"].items():
         lost = ", ".join(f"{feature} {value:.3f}" for feature, value in importance.items())
         tau = f"Kendall's tau {result['tau'][name]:.3f} on {result['compared']} held-out sub-nets"
@@ -1494,9 +1494,8 @@ def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
     from common import cli
-    from common.checkpoint import (
-        Checkpoint, RunFolder, jsonl, read_json, read_jsonl, read_run, settings_from, write_atomic,
-        write_json)
+    from common.files import jsonl, read_json, read_jsonl, write_atomic, write_json
+    from common.run import Checkpoint, RunFolder, read_run, settings_from
     from common.cli import Stop, UserError
     from common.distributed import (
         Means, Pace, autocast, average_gradients, fit_accumulate, gather, launch,
@@ -1770,7 +1769,7 @@ def train(cfg, command):
         arch = parse_arch(cfg.arch, cfg)
         model = extract(source.weights, arch, cfg) if source else None
         run, inputs = open_run(cfg, command, ranks)
-        if not run.finished:
+        if not run.finished():
             cfg, data = open_data(cfg, inputs, run)
             seed_everything(cfg.seed, "weights")
             model = model or make_model(arch, cfg)
@@ -1778,7 +1777,7 @@ def train(cfg, command):
             train_network(model.to(ranks.device), data, cfg, run)
             loss = held_out_loss(model.eval(), data, cfg) if data.num_held_out else None
             run.finish({"arch": cfg.arch, "held_out_loss": loss})
-        loss = run.finished.get("held_out_loss")
+        loss = run.finished().get("held_out_loss")
         words = "no held-out examples (--held_out)" if loss is None else f"held-out loss {loss:.4f}"
         print0(ranks, words)
         run.print_result(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder)

@@ -1,7 +1,7 @@
 """Processes and randomness: what a training loop needs around it, so that the loop stays plain.
 
     with launch(cfg.device, cfg.dtype) as ranks:          # torchrun or plain python, CPU or CUDA
-        run = RunFolder(cfg, command, ranks, files)       # common/checkpoint.py
+        run = RunFolder(cfg, command, ranks, files)       # common/run.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         begin = checkpoint.restore().get("step", 0)
         pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)

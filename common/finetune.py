@@ -28,7 +28,8 @@ from torch.nn.functional import pad
 
 from common import glue, squad
 from common.cli import Diverged, Stop, UserError
-from common.checkpoint import Checkpoint, existing, read_json, share_out, write_json
+from common.files import existing, read_json, write_json
+from common.run import Checkpoint, share_out
 from common.distributed import (
     Pace, Ranks, autocast, prefetch, print0, seed_everything, send, to_host)
 
@@ -535,7 +536,7 @@ def percent(scores):
 def print_summary(run, cfg, nine=""):
     """Print the scores of a finished fine-tuning in percent, next to the majority baseline. nine:
     the name of AutoBERT-Zero's mean of nine numbers."""
-    result = run.finished
+    result = run.finished()
     for name, entry in result["tasks"].items():
         scores = {entry["headline"]: entry["median"]} | {
             key: value for key, value in entry["metrics"].items()

@@ -23,7 +23,7 @@ import torch
 
 from common import metrics
 from common.cli import UserError
-from common.checkpoint import existing, read_text, write_atomic
+from common.files import existing, read_text, write_atomic
 
 
 @dataclass(frozen=True)

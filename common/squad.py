@@ -21,7 +21,7 @@ import torch
 
 from common import metrics
 from common.cli import UserError
-from common.checkpoint import existing, read_json
+from common.files import existing, read_json
 from common.glue import join
 
 FIX = "point --squad at the folder with the official train and dev JSON files"

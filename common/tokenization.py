@@ -22,7 +22,7 @@ import numpy as np
 import sentencepiece
 
 from common.cli import UserError
-from common.checkpoint import read_json, read_text, write_atomic, write_json
+from common.files import read_json, read_text, write_atomic, write_json
 
 SPECIALS = {
     "pad": ("<pad>", "[PAD]"),

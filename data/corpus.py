@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from common.cli import UserError
-from common.checkpoint import read_json
+from common.files import read_json
 from common.tokenization import rules_of
 
 NAMES = ("tokens", "sentences", "documents")

@@ -30,7 +30,7 @@ import torch
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.checkpoint import lock, read_json, release_locks
+from common.files import lock, read_json, release_locks
 from data.text import split_sentences
 
 RECIPE = 16  # raised when a rule in this file changes: demo data of another recipe is refused

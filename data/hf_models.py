@@ -32,9 +32,8 @@ import torch
 
 from common import glue
 from common.cli import UserError
-from common.checkpoint import (
-    atomic, existing, finite, load_file, load_weights, read_init, read_json, write_atomic,
-    write_json)
+from common.files import atomic, existing, load_file, read_json, write_atomic, write_json
+from common.run import finite, load_weights, read_init
 
 EPSILON = 1e-12  # of all LayerNorms
 MOST_LAYERS = 100

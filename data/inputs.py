@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from common.cli import Command, UserError, written
-from common.checkpoint import RunFolder, read_json
+from common.files import read_json
+from common.run import RunFolder
 from common.distributed import on_main, print0
 from common.finetune import is_demo, task_files
 from common.tokenization import FAST, load_tokenizer
@@ -97,7 +98,7 @@ def open_run(cfg, action, ranks, *needs, tasks=()):
     inputs = find_inputs(cfg, command, ranks, flags, tasks, cfg.models, opens)
     run = RunFolder(cfg, action, ranks, given, inputs.files)
     data = Data(ranks.device)
-    if run.finished:
+    if run.finished():
         return run, data
     if text:
         data = open_corpus(cfg, cfg, ranks, run.folder)

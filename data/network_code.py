@@ -7,7 +7,7 @@ import ast
 import sys
 from pathlib import Path
 
-from common.checkpoint import save_file, write_atomic
+from common.files import save_file, write_atomic
 from data import hf_models
 
 SPAN = ("start", "end")  # labels of a head for answers to questions

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from common import glue
 from common.cli import UserError
-from common.checkpoint import read_json, write_atomic
+from common.files import read_json, write_atomic
 from common.finetune import Task, limit
 
 LEVELS = ("middle", "high")

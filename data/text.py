@@ -32,7 +32,7 @@ import sentencepiece
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.checkpoint import fingerprints, read_json, write_atomic, write_json
+from common.files import fingerprints, read_json, write_atomic, write_json
 from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
 

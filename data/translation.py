@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from common.cli import UserError
-from common.checkpoint import existing, read_text, write_json
+from common.files import existing, read_text, write_json
 from common.distributed import gather, on_main, print0, progress, seed_of, send
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece

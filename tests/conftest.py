@@ -8,7 +8,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from common.checkpoint import release_locks  # noqa: E402
+from common.files import release_locks  # noqa: E402
 
 
 def pytest_addoption(parser):

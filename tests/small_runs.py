@@ -12,8 +12,9 @@ import pytest
 import torch
 from conftest import filled
 
-from common import checkpoint, cli
+from common import cli
 from common.distributed import Ranks
+from common.files import release_locks
 from common.tokenization import rules_of
 
 ALONE = Ranks(0, 1, torch.device("cpu"))  # one process
@@ -71,7 +72,7 @@ def call(command, monkeypatch):
     monkeypatch.setattr(sys, "argv", [f"{program.removeprefix('data/')}.py", *argv])
     with pytest.raises(SystemExit) as end:
         cli.run(module.main if program == "data/prepare" else lambda: module.main(argv))
-    checkpoint.release_locks()
+    release_locks()
     return end.value.code or 0
 
 

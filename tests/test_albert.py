@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from conftest import filled
 
 import albert
-from common.checkpoint import read_json, read_jsonl, write_json
+from common.files import read_json, read_jsonl, write_json
 from common.cli import Command
 from common.finetune import Recipe
 from common.tokenization import load_tokenizer

@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 import autobert_zero as abz
 from common import glue
-from common.checkpoint import keep_model, read_json, read_jsonl
+from common.files import read_json, read_jsonl
+from common.run import keep_model
 from common.cli import Command, UserError
 from common.tokenization import load_tokenizer
 

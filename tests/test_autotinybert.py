@@ -16,7 +16,8 @@ from kills import TWO, finish
 from small_runs import ALONE, SEARCHES
 
 import autotinybert as atb
-from common.checkpoint import keep_model, load_file, read_json, release_locks
+from common.files import load_file, read_json, release_locks
+from common.run import keep_model
 from common.tokenization import load_tokenizer
 
 BASE = atb.Config()

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from small_runs import ALONE, write
 
 from common.cli import Command, Stop, UserError
-from common.checkpoint import Checkpoint, RunFolder, read_jsonl, release_locks, share_out
+from common.files import read_jsonl, release_locks
+from common.run import Checkpoint, RunFolder, share_out
 from common.distributed import Pace, join_group, launch, prefetch
 
 
@@ -92,7 +93,7 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
         return {"name": name}
 
     monkeypatch.setattr("common.distributed._stop_requested", False)
-    monkeypatch.setattr("common.checkpoint.stopping", lambda ranks: done.count("c") == 1)
+    monkeypatch.setattr("common.run.stopping", lambda ranks: done.count("c") == 1)
     jobs = functools.partial(
         share_out, ALONE, list("dcba"), tmp_path, "jobs", work, cost=list("dcba").index)
     with pytest.raises(Stop):
@@ -143,7 +144,7 @@ def test_a_process_that_waits_for_others_says_so(monkeypatch, capfd):
 
 
 def test_a_system_without_locks_runs_without_them(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("common.checkpoint.fcntl", None)
+    monkeypatch.setattr("common.files.fcntl", None)
     open_run(tmp_path)
     assert "no locks" in capfd.readouterr().err
     release_locks()

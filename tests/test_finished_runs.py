@@ -10,7 +10,7 @@ from conftest import filled
 from small_runs import TRAINED, call, next_command, write
 from test_bad_input import tuning
 
-from common.checkpoint import read_json, read_jsonl
+from common.files import read_json, read_jsonl
 
 
 @pytest.mark.parametrize("run", TRAINED)

@@ -7,7 +7,7 @@ import torch
 from conftest import filled
 from small_runs import TRAINED, call
 
-from common.checkpoint import read_jsonl
+from common.files import read_jsonl
 
 IMAGES = (
     "mformer --train --cifar10 {cifar10} --patch 8 "

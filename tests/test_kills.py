@@ -17,7 +17,7 @@ from small_runs import SEARCHES, TRAINED, TUNED, call
 
 import autotinybert
 import mformer
-from common.checkpoint import read_jsonl, release_locks
+from common.files import read_jsonl, release_locks
 from common.distributed import Pace
 
 RUNS = {

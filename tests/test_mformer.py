@@ -13,7 +13,7 @@ from conftest import filled
 from small_runs import ALONE, ARCH, SEARCHES, TRAINED, call, next_command, write
 
 import mformer as mf
-from common.checkpoint import load_file, read_json, read_jsonl
+from common.files import load_file, read_json, read_jsonl
 from common.cli import UserError
 from data import cifar10
 from data.translation import Translations

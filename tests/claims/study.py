@@ -34,7 +34,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 import torch
 
-from common.checkpoint import processor
+from common.run import processor
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -1,0 +1,202 @@
+"""Files that are written whole or not at all, JSON, weights, fingerprints, and locks."""
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import sys
+import zipfile
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None
+
+import torch
+
+from common.cli import UserError
+
+
+@contextlib.contextmanager
+def atomic(path, keep=False):
+    """A binary file under a temporary name, synced and renamed to `path` at the end: a reader or a
+    crash sees the old file or the new one. keep: the old file stays as NAME.previous."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if keep and path.exists():
+            path.replace(previous(path))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path, content):
+    """Write a small file, text or bytes."""
+    with atomic(path) as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+
+
+def write_json(path, value):
+    """Write a JSON value."""
+    write_atomic(path, json.dumps(value, indent=1))
+
+
+def previous(path):
+    """Where save_file keeps the file before the newest."""
+    return Path(f"{path}.previous")
+
+
+def partials(folder):
+    """What killed writes of atomic() left in a folder or below it."""
+    return [path for path in Path(folder).rglob("*.partial-*")
+            if path.suffix[9:].isdecimal() and path.is_file()]
+
+
+def existing(path, fix):
+    """The path. Raises UserError, with the fix, where no file is there."""
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such file; {fix}")
+    return Path(path)
+
+
+def read_text(path, fix):
+    """The text of a UTF-8 file, without byte-order mark and with "\\n" line ends. Raises UserError,
+    with the line, where it is no UTF-8."""
+    content = existing(path, fix).read_bytes()
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8"
+                        ) from None
+
+
+def parse_json(text, place, kind, fix="fetch it again"):
+    """The value of a JSON text, of a kind (dict, list). Raises UserError with its place and the
+    fix."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: no JSON ({error}); {fix}") from None
+    if not isinstance(value, kind):
+        raise UserError(f"{place}: no JSON of type {kind.__name__}; {fix}")
+    return value
+
+
+def read_json(path, kind=object, fix="correct or delete it"):
+    """parse_json of a file."""
+    return parse_json(read_text(path, fix), path, kind, fix)
+
+
+def read_jsonl(path):
+    """The objects of a .jsonl file, [] where there is none, without a last line that a crash tore
+    off."""
+    if not Path(path).exists():
+        return []
+    lines = read_text(path, "begin again with --restart").split("\n")[:-1]
+    return [parse_json(line, f"{path}:{number}", dict) for number, line in enumerate(lines, 1)]
+
+
+def jsonl(lines):
+    """The text of a .jsonl file."""
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def save_file(path, state):
+    """torch.save, whole or not at all; the file before it is kept as NAME.previous."""
+    try:
+        with atomic(path, keep=True) as file:
+            torch.save(state, file)
+    except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
+        raise UserError(f"{path}: cannot be written ({error}); "
+                        "free disk space, the same command continues") from error
+
+
+def load_file(path, device="cpu"):
+    """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. Raises
+    UserError where it cannot be read, or a checksum does not fit (torch writes checksums but does
+    not verify them)."""
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if damaged := archive.testzip():
+                    raise ValueError(f"the checksum of {damaged} does not fit")
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch raises many kinds for a torn or foreign file
+        reason = f"{type(error).__name__}: {error}"[:100]
+        raise UserError(f"{path}: no readable checkpoint ({reason})") from None
+
+
+def newest(path):
+    """(path, content) of a checkpoint, or of the one before it where the newest is missing or torn;
+    (None, None) without any."""
+    paths = [each for each in (Path(path), previous(path)) if each.exists()]
+    for each in paths:
+        try:
+            return str(each), load_file(each)
+        except UserError as error:
+            if each == paths[-1]:
+                raise UserError(f"{error}; --restart begins its run again") from None
+            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+    return None, None
+
+
+def fingerprints(paths, part=1 << 20):
+    """A hash of the names, sizes and contents of files, and of the files in folders. Of a file
+    above 32 MB it reads 32 evenly spaced parts."""
+    digest = hashlib.sha256()
+    for path in map(Path, paths):
+        for file in (path, *sorted(path.rglob("*"))):
+            if not file.is_file():
+                continue
+            size = file.stat().st_size
+            digest.update(os.fsencode(f"{file} {size}"))
+            with open(file, "rb") as content:
+                for start in range(0, size, max(part, size // 32)):
+                    content.seek(start)
+                    digest.update(content.read(part))
+    return digest.hexdigest()
+
+
+_locks = {}  # {path: open file} of this process
+
+
+def lock(path, wait=False, what="the run"):
+    """Hold the lock file `path` until release_locks() or the end of this process. Raises UserError,
+    which names the host and process that hold it; with wait, waits for them. On a shared folder it
+    reaches as far as the file system's flock does."""
+    path = Path(path).absolute()
+    if path in _locks:
+        return
+    if not fcntl:
+        print(f"warning: {path.parent}: this system has no locks of files; start one run per "
+              "folder", file=sys.stderr)
+        return
+    file = open(path, "a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        if not wait:
+            raise UserError(f"{path.parent}: {what} is locked by {file.read().strip()}; wait for "
+                            "it, or choose another --out") from None
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as error:
+        print(f"warning: {path.parent}: this file system has no locks ({error.strerror}); "
+              "start one run per folder", file=sys.stderr)
+    file.truncate(0)
+    print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+    _locks[path] = file
+
+
+def release_locks(*paths):
+    """Release these locks, or all."""
+    for path in [Path(path).absolute() for path in paths] or list(_locks):
+        with _locks.pop(path) as file:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still hold the file open
