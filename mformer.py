@@ -650,15 +650,18 @@ class Attention(nn.Module):
             return linear_state(reweight(k, cosines), v, mask)
         return [k, v] if mask is None else [k, v, mask[:, None, None]]
 
-    def read(self, x, kept, attn_type, heads, cosines, first=0):
+    def read(self, x, kept, attn_type, heads, cosines):
         """The output for x (B, T, H). kept: the result of remember()."""
         (q,) = self.split(self.query, x, heads)
         if attn_type == "linear":
             mixed = linear_read(reweight(q, cosines), *kept)
         else:
-            table = None if self.relative is None else self.relative[:, :q.shape[-1]]
-            mixed = softmax_attention(q, *kept, table=table, first=first)
+            mixed = softmax_attention(q, *kept, table=self.table(q))
         return self.join(mixed, x)
+
+    def table(self, q):
+        """The relative positions for queries (B, N, T, D), (2R + 1, D), or None."""
+        return None if self.relative is None else self.relative[:, :q.shape[-1]]
 
     def join(self, mixed, x):
         """The output projection of heads (B, N, T, D), as wide as x (B, T, H)."""
@@ -1273,61 +1276,73 @@ def learning_rate(step, cfg):
 # The parts of a decoder that an encoder lacks.
 
 
+def causal_weights(q, k, cosines):
+    """Eq. 3 as it is written, O(T^2): the weight of key j for query i is
+    ReLU(q_i) ReLU(k_j) cos(pi/2 (i - j)/M), or 0 if j > i. (..., T, D) -> (..., T, T)"""
+    angles = cosines.flatten(1)  # (T, 2): cos a and sin a
+    of_distances = (angles[:, None] * angles).sum(-1)  # cos(a_i - a_j)
+    return F.relu(q) @ F.relu(k).mT * of_distances.tril().to(q.dtype)
+
+
+def chunked_sums(q, k, v, cosines, size):
+    """causal_weights(q, k, cosines) @ v in O(T): a chunk of `size` tokens reads itself by these
+    weights, and the chunks before it as a running sum of keys times values, Eq. 2."""
+    T = q.shape[2]
+    padding = (0, 0, 0, -T % size)
+    q, k, v = (F.pad(x, padding).unflatten(2, (-1, size)) for x in (q, k, v))  # (B, N, C, size, D)
+    cosines = F.pad(cosines, (0, 0, *padding)).unflatten(0, (-1, size))
+    sums = causal_weights(q, k, cosines[0]) @ v  # distances are the same in all chunks
+    states = reweight(k[:, :, :-1], cosines[:-1]).mT @ v[:, :, :-1]
+    states = states.cumsum(2, dtype=torch.float32).to(q.dtype)  # (B, N, C - 1, 2D, D)
+    before = reweight(q[:, :, 1:], cosines[1:]) @ states
+    sums = torch.cat([sums[:, :, :1], sums[:, :, 1:] + before], dim=2)
+    return sums.flatten(2, 3)[:, :, :T]
+
+
 def causal_linear_attention(q, k, v, cosines):
     """cosFormer attention of each token to those that are not later, in O(T).
-    (B, N, T, D) -> the same
-
-    Inside a chunk of up to max(64, 2D) tokens the product of queries and keys is taken first
-    and multiplied by the cosines of their distances. The chunks before it are read from a running
-    sum over chunks. A column of ones next to v gives the denominators.
-    """
-    B, N, T, D = q.shape
-    chunks = math.ceil(T / max(64, 2 * D))
-    size = math.ceil(T / chunks)
-    padding = (0, 0, 0, chunks * size - T)
-
-    def split(x):
-        return F.pad(x, padding).view(B, N, chunks, size, -1)
-
-    q = split(q)
-    k = split(k)
-    v = split(F.pad(v, (0, 1), value=1.0))
-    cosines = F.pad(cosines, (0, 0, *padding)).view(chunks, size, 2, 1)
-    near = cosines[0, :, :, 0]
-    of_distance = (near[:, None] * near).sum(-1).tril().to(q.dtype)  # (size, size), Eq. 3
-    weights = F.relu(q) @ F.relu(k).mT * of_distance  # (B, N, C, size, size)
-    sums = weights @ v  # (B, N, C, size, D + 1)
+    (B, N, T, D) -> the same"""
+    T, D = q.shape[2:]
+    chunks = math.ceil(T / max(64, 2 * D))  # in shorter chunks the running sum costs more
+    v = F.pad(v, (0, 1), value=1.0)  # the column of ones gives the denominators
     if chunks > 1:
-        state = reweight(k[:, :, :-1], cosines[:-1]).mT @ v[:, :, :-1]
-        state = state.cumsum(2, dtype=torch.float32).to(q.dtype)
-        before = reweight(q[:, :, 1:], cosines[1:]) @ state
-        sums = torch.cat([sums[:, :, :1], sums[:, :, 1:] + before], dim=2)
-    sums = sums.view(B, N, -1, D + 1)[:, :, :T]
+        sums = chunked_sums(q, k, v, cosines, math.ceil(T / chunks))
+    else:
+        sums = causal_weights(q, k, cosines) @ v
     keys = torch.arange(1, T + 1, device=v.device)[:, None]
     return normalise(sums[..., :-1], sums[..., -1:], keys)
 
 
 class CausalAttention(Attention):
     """Self-attention of the decoder. Without cache it reads whole sequences. With one, a list that
-    is empty at first, it reads one token, at position `first`, and keeps the states that later ones
-    need."""
+    is empty at first, it reads one token, at position `first`, and keeps what later ones need."""
 
     def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
-        if attn_type == "linear" and cache is None:
-            (q,) = self.split(self.query, x, heads)
-            k, v = self.split(self.key_value, x, heads, 2)
-            return self.join(causal_linear_attention(q, k, v, cosines), x)
-        kept = self.remember(x, attn_type, heads, cosines)
+        (q,) = self.split(self.query, x, heads)
+        k, v = self.split(self.key_value, x, heads, 2)
+        if attn_type == "linear":
+            mixed = self.read_linear(q, k, v, cosines, cache)
+        else:
+            mixed = self.read_softmax(q, k, v, cache, first)
+        return self.join(mixed, x)
+
+    def read_linear(self, q, k, v, cosines, cache):
+        """The cache has the sums of Eq. 2 over the tokens so far."""
         if cache is None:
-            T = x.shape[1]
-            kept.append(x.new_ones(T, T, dtype=torch.bool).tril())
-        else:  # states of the tokens so far: sums of linear attention, or keys and values
-            if attn_type == "linear":
-                kept = [old + part.float() for old, part in zip(cache or (0, 0, 0), kept)]
-            elif cache:
-                kept = [torch.cat(pair, dim=2) for pair in zip(cache, kept)]
-            cache[:] = kept
-        return self.read(x, kept, attn_type, heads, cosines, first)
+            return causal_linear_attention(q, k, v, cosines)
+        new = linear_state(reweight(k, cosines), v, None)
+        cache[:] = [old + part.float() for old, part in zip(cache or (0, 0, 0), new)]
+        return linear_read(reweight(q, cosines), *cache)
+
+    def read_softmax(self, q, k, v, cache, first):
+        """The cache has the keys and values of the tokens so far."""
+        table = self.table(q)
+        if cache is None:
+            T = q.shape[2]
+            visible = q.new_ones(T, T, dtype=torch.bool).tril()
+            return softmax_attention(q, k, v, visible, table)
+        cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] if cache else [k, v]
+        return softmax_attention(q, *cache, table=table, first=first)
 
 
 class DecoderLayer(Layer):
@@ -1431,64 +1446,95 @@ class Translator(nn.Module):
         return self.decode(batch["target"], encoded, arch)
 
 
+# The continuations of the beams of B sentences: the log-probability of the translation, the beam
+# that it continues, its new token, and whether it ends with it. Each is (B, 2K).
+Candidates = collections.namedtuple("Candidates", "sums beams tokens ends")
+
+
+class Beams:
+    """K unfinished translations and the best finished one of each of B sentences."""
+
+    def __init__(self, limits, beam, bos, eos, penalty):
+        """limits (B,): the largest number of tokens with the end mark."""
+        B = len(limits)
+        self.limits = limits
+        self.size = beam
+        self.eos = eos
+        self.penalty = penalty
+        self.going = limits > 0  # sentences that are not done
+        with torch.device(limits.device):
+            self.first = beam * torch.arange(B)[:, None]  # the first beam of each sentence
+            self.tokens = torch.full((B * beam, 1), bos)  # the last one of each beam
+            self.history = torch.zeros(B * beam, 0, dtype=torch.long)  # all, without bos
+            self.sums = torch.full((B, beam), -math.inf)  # log-probabilities
+            self.sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
+            self.finished = torch.zeros(B, dtype=torch.long)  # finished translations
+            self.best = torch.full((B, int(limits.max()) + 1), eos)
+            self.best_scores = torch.full((B,), -math.inf)
+
+    def expand(self, logits, barred, step):
+        """The 2K best continuations of each sentence. logits (B * K, V). At its limit a translation
+        must end; it must not at its first token. barred: ids that are never produced."""
+        B = len(self.limits)
+        sums = logits.log_softmax(-1).view(B, self.size, -1).add_(self.sums[..., None])
+        V = sums.shape[-1]
+        sums.index_fill_(-1, barred, -math.inf)
+        no_end = torch.arange(V, device=sums.device) != self.eos
+        at_limit = step + 1 >= self.limits
+        sums.masked_fill_(at_limit[:, None, None] & no_end, -math.inf)
+        if step == 0:
+            sums[..., self.eos] = -math.inf
+        sums, index = sums.flatten(1).topk(2 * self.size)
+        tokens = index % V
+        ends = (tokens == self.eos) & sums.isfinite()
+        return Candidates(sums, self.first + index // V, tokens, ends)
+
+    def finish(self, candidates, step):
+        """Of the K best candidates finish those that end. A sentence is done with K finished
+        translations, or at its limit."""
+        ends = candidates.ends[:, :self.size]
+        sums = candidates.sums[:, :self.size].masked_fill(~ends, -math.inf)
+        sums, which = sums.max(1, keepdim=True)
+        scores = sums[:, 0] / (step + 1) ** self.penalty
+        better = self.going & (scores > self.best_scores)
+        self.best_scores = torch.where(better, scores, self.best_scores)
+        ids = self.history[candidates.beams.gather(1, which)[:, 0]]  # (B, step)
+        self.best[:, :step] = torch.where(better[:, None], ids, self.best[:, :step])
+        self.finished += ends.sum(1)
+        self.going &= (step + 1 < self.limits) & (self.finished < self.size)
+
+    def resume(self, candidates):
+        """Go on with the K best candidates that do not end. -> the beams that they continue"""
+        sums = candidates.sums.masked_fill(candidates.ends, -math.inf)
+        self.sums, chosen = sums.topk(self.size)
+        parents = candidates.beams.gather(1, chosen).flatten()
+        self.tokens = candidates.tokens.gather(1, chosen).view(-1, 1)
+        self.history = torch.cat([self.history[parents], self.tokens], dim=1)
+        return parents
+
+
 @torch.no_grad()
 def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
                 penalty=LENGTH_PENALTY):
     """The best translation of each source (B, S), lengths (B,), as (ids without end mark, score),
-    where the score is log-probability / tokens ** penalty, as in fairseq.
-
-    As in fairseq, each step takes the 2K best continuations of a sentence. Those of the first K
-    that end are finished; the best K that do not end go on. A sentence is done with K finished
-    translations, or at its limit, where all beams end. No translation is empty. barred: ids that
-    are never produced. The host waits for a GPU every eighth step, to see whether all are done.
-    """
-    B = len(source)
-    worst = float("-inf")
+    where the score is log-probability / tokens ** penalty, as in fairseq. barred: ids that are
+    never produced. The host waits for a GPU every eighth step, to see whether all are done."""
     encoded = model.encode(source, lengths)
     caches = [[] for _ in model.decoder_layers]
+    barred = torch.tensor([*barred], dtype=torch.long, device=source.device)
     # D26: a translation has at most 1.5 S + 10 tokens, or `longest`; the paper names no limit.
     limits = (lengths + lengths // 2 + 10).clamp(max=longest)
-    with torch.device(source.device):
-        first_beams = beam * torch.arange(B)[:, None]  # of each sentence
-        barred = torch.tensor([*barred], dtype=torch.long)
-        no_end = torch.arange(model.cfg.vocab_size) != eos
-        tokens = torch.full((B * beam, 1), bos)
-        history = torch.zeros(B * beam, 0, dtype=torch.long)
-        sums = torch.full((B, beam), worst)  # log-probabilities of the beams
-        sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
-        finished = torch.zeros(B, dtype=torch.long)
-        best_scores = torch.full((B,), worst)
-        best = torch.full((B, int(limits.max()) + 1), eos)
-    going = limits > 0
-    for step in range(best.shape[1] - 1):
-        logits = model.decode(tokens, encoded, None, caches, step)[:, -1].float()
-        totals = logits.log_softmax(-1).view(B, beam, -1).add_(sums[..., None])  # (B, K, V)
-        totals.index_fill_(-1, barred, worst)
-        last = step + 1 >= limits
-        totals.masked_fill_(last[:, None, None] & no_end, worst)
-        if step == 0:
-            totals[..., eos] = worst
-        sums, flat = totals.flatten(1).topk(2 * beam)  # (B, 2K)
-        beams = first_beams + flat // totals.shape[-1]
-        tokens = flat % totals.shape[-1]
-        ends = (tokens == eos) & sums.isfinite()
-        score, which = sums[:, :beam].masked_fill(~ends[:, :beam], worst).max(1, keepdim=True)
-        score = score[:, 0] / (step + 1) ** penalty
-        better = going & (score > best_scores)
-        best_scores = torch.where(better, score, best_scores)
-        ids = history[beams.gather(1, which)[:, 0]]  # (B, step)
-        best[:, :step] = torch.where(better[:, None], ids, best[:, :step])
-        finished += ends[:, :beam].sum(1)
-        going &= ~last & (finished < beam)
-        if step % 8 == 7 and not going.any():
+    beams = Beams(limits, beam, bos, eos, penalty)
+    for step in range(beams.best.shape[1] - 1):
+        logits = model.decode(beams.tokens, encoded, None, caches, step)[:, -1].float()
+        candidates = beams.expand(logits, barred, step)
+        beams.finish(candidates, step)
+        if step % 8 == 7 and not beams.going.any():
             break
-        sums, chosen = sums.masked_fill(ends, worst).topk(beam)  # (B, K)
-        beams = beams.gather(1, chosen).flatten()
-        tokens = tokens.gather(1, chosen).view(-1, 1)
-        history = torch.cat([history[beams], tokens], dim=1)
-        caches = [[part[beams] for part in cache] for cache in caches]
-    best = [ids[:ids.index(eos)] for ids in best.tolist()]
-    return [*zip(best, best_scores.tolist())]
+        parents = beams.resume(candidates)
+        caches = [[part[parents] for part in cache] for cache in caches]
+    best = [ids[:ids.index(eos)] for ids in beams.best.tolist()]
+    return [*zip(best, beams.best_scores.tolist())]
 
 # --- training -------------
 
