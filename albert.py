@@ -666,6 +666,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     from common.finetune import (
         Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
         print_summary, run_jobs, summarise, write_outputs)
+    from common.folder_task import read_spec
     from data import hf_models
     # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and no token
     # has a digit before a comma (data/text.py)
@@ -1163,7 +1164,8 @@ def export(cfg, command):
     cfg = dataclasses.replace(cfg, finetune_length=length)
     tokenizer = open_tokenizer(cfg)
     print(hf_models.write_albert(
-        command.value, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer))
+        command.value, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer,
+        read_spec(cfg.init)))
 
 
 # Fine-tuning (App. A.4). A job is one run of one task
@@ -1333,10 +1335,10 @@ def finetune(cfg, command):
             cfg = dataclasses.replace(cfg, tokenizer=tokenizer)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        flags = sorted({KINDS.get(name, "glue") for name in names})
+        flags = sorted({KINDS.get(name, "glue") for name in names if name in TABLE14})
         inputs = find_inputs(cfg, command, ranks, flags, names, MODELS)
         identity = {"tasks": names, **dataclasses.asdict(cfg)}
-        run = RunFolder(cfg, command, ranks, identity, inputs.files, writes=(*TABLE14,))
+        run = RunFolder(cfg, command, ranks, identity, inputs.files, writes=(*TABLE14, *names))
         print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
         if not run.finished():
             cfg = dataclasses.replace(cfg, **inputs.flags)
@@ -1358,7 +1360,8 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
         return open_task(name, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask})
 
     def work(job, mnli):
-        name, number = job.rsplit("-", 1)
+        name = jobs[job]
+        number = job.rsplit("-", 1)[1]
         folder = run.folder / "jobs" / job
         if cfg.ensemble:
             return ensemble_job(task(name), cfg, folder)
@@ -1394,8 +1397,8 @@ def describe(cfg, command):
 ACTIONS = {
     "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
     "finetune": (
-        finetune, "fine-tune the model of --init, or average runs: CoLA,RACE,... | glue | squad",
-        "TASKS"),
+        finetune, "fine-tune the model of --init, or average runs: CoLA,RACE,... | glue | squad | "
+        "a folder of your own with train and dev files", "TASKS"),
     "predict": (
         answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init, or "
         "with the folder that --export wrote of it", "FILE"),

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import pad
 
-from common import glue, squad
+from common import folder_task, glue, squad
 from common.cli import Diverged, Stop, UserError
 from common.files import existing, read_json, write_json
 from common.run import Checkpoint, share_out
@@ -38,6 +38,7 @@ LONGEST_FIRST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is among the tasks
 EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensors of 2.7 GB of them
 CLIP = 1.0  # largest gradient norm, as in BERT
+OWN_EPOCHS = 3  # passes over a task of one's own, BERT's
 THRESHOLD = "threshold.json"  # of "no answer", next to a model of SQuAD 2.0
 
 
@@ -63,11 +64,28 @@ def parse_tasks(text, recipes, groups=()):
         known["squad"] = squads
     known |= groups
     by_word = {word.lower(): names for word, names in known.items()}
-    words = text.lower().replace(",", " ").split() or [text]
-    for word in words:
-        if word not in by_word:
-            raise UserError(f"{word!r}: choose from {', '.join(known)}")
-    return list(dict.fromkeys(name for word in words for name in by_word[word]))
+    names = []
+    for word in text.split(",") or [text]:
+        path = word.strip()
+        if path and path.lower() not in by_word and Path(path).is_dir():
+            names.append(own_name(path, recipes))
+            continue
+        for each in word.lower().split() or [word]:
+            if each not in by_word:
+                raise UserError(f"{each!r}: choose from {', '.join(known)}, or name a folder with "
+                                "train and dev files of your own")
+            names += by_word[each]
+    return list(dict.fromkeys(names))
+
+
+def own_name(path, recipes):
+    """The FolderName of a task of one's own. UserError for the name of another task."""
+    name = folder_task.FolderName(path)
+    if name.lower() in {each.lower() for each in recipes}:
+        raise UserError(f"{path}: {name} is the name of a known task; rename the folder, or give "
+                        f"--finetune {name} with the folder that holds it")
+    name.files()
+    return name
 
 
 class Task:
@@ -240,9 +258,44 @@ class SquadTask(Task):
         return Path(folder, "predictions.json")
 
 
+class FolderTask(GlueTask):
+    """A task of one's own. task: its glue.Task, where a file of the user's own, the only split,
+    "test", is read for a model that was fine-tuned on it."""
+
+    def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None, task=None):
+        self.task = task or folder_task.infer_task(name)
+        if file:
+            self.examples = {"test": folder_task.read_examples(file, self.task, labelled=False)}
+        else:
+            self.examples = {
+                split: folder_task.read_examples(path, self.task, split != "test")[
+                    :limit(split, cfg)]
+                for split, path in name.files(search).items()}
+        splits = {split: glue.encode(part, tokenizer, recipe.length)
+                  for split, part in self.examples.items()}
+        kind = "value" if self.task.regression else "class"
+        metrics = *self.task.metrics, "main"
+        recipe = dataclasses.replace(recipe, main=self.task.metrics[0])
+        Task.__init__(self, str(self.task.name), kind, self.task.classes, metrics, recipe, splits)
+
+    def write(self, split, outputs, folder):
+        """Write the predictions of dev or test, and what --predict needs; returns the path."""
+        folder_task.write_spec(folder, self.task)
+        return folder_task.write_predictions(Path(folder, f"{split}.tsv"), self.task, outputs)
+
+
+def own_recipe(recipes):
+    """The Recipe of a task of one's own: that of SST-2, for three passes where it counts steps."""
+    # SST-2 is GLUE's plain classification of one sentence
+    recipe = recipes["SST-2"]
+    return dataclasses.replace(recipe, steps=0, epochs=recipe.epochs or OWN_EPOCHS)
+
+
 def task_class(name, kinds):
     """The class of a task. kinds: {name: class} in place of GlueTask and SquadTask."""
     default = SquadTask if name.startswith("SQuAD") else GlueTask
+    if isinstance(name, folder_task.FolderName):
+        default = FolderTask
     return (kinds or {}).get(name, default)
 
 
@@ -254,7 +307,8 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None):
     given = {name: value for name, value in flags.items() if value is not None}
     if "epochs" in given:
         given["steps"] = 0
-    recipe = dataclasses.replace(recipes[name], **given)
+    recipe = recipes.get(name) or own_recipe(recipes)
+    recipe = dataclasses.replace(recipe, **given)
     return task_class(name, kinds)(name, cfg, tokenizer, recipe)
 
 
@@ -433,22 +487,28 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name="", command=None):
     record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", record)
     name = name or settings.get("tasks")
+    own = folder_task.read_spec(cfg.init)
     tuned = record.get("action") == "finetune" or "program" not in record
-    if not tuned or name not in recipes:
+    if not tuned or not own and name not in recipes:
         raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task, with its "
                         "head; name RUN/TASK of a --finetune")
     length = settings.get("finetune_length")
     if "finetune_length" in (command or cfg).given:
         length = cfg.finetune_length
-    recipe = dataclasses.replace(recipes[name], length=length or recipes[name].length)
+    recipe = own_recipe(recipes) if own else recipes[name]
+    recipe = dataclasses.replace(recipe, length=length or recipe.length)
+    if own:
+        return FolderTask(own.name, cfg, tokenizer, recipe, file=Path(path), task=own)
     return task_class(name, kinds)(name, cfg, tokenizer, recipe, file=Path(path))
 
 
 def answer_file(path, cfg, task, outputs, command=None):
-    """Write the predictions for open_file's task to --out, or to a folder next to the file. Returns
-    a line that names the file written."""
+    """Write the predictions for open_file's task to --out, or to a folder next to the run folder of
+    --init. Returns a line that names the file written."""
     path = Path(path)
-    folder = path.with_name(f"{path.stem}-predictions")
+    home = Path(cfg.init).resolve()
+    in_a_run = (home.parent / "jobs").is_dir()  # home is the folder of a task in a run
+    folder = (home.parent if in_a_run else home).parent / f"{path.stem}-predictions"
     if "out" in (command or cfg).given:
         folder = Path(cfg.out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -533,6 +593,16 @@ def percent(scores):
     return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
 
 
+def file_format(name, folder):
+    """What a file for --predict looks like."""
+    own = folder_task.read_spec(folder)
+    if own:
+        return f".tsv or .csv whose first line names {', '.join(own.text)}"
+    if name in glue.TASKS:
+        return f".tsv whose first line names {', '.join(glue.TASKS[name].text)}"
+    return "JSON in the layout of the official files, without answers"
+
+
 def print_summary(run, cfg, nine=""):
     """Print the scores of a finished fine-tuning in percent, next to the majority baseline. nine:
     the name of AutoBERT-Zero's mean of nine numbers."""
@@ -551,6 +621,9 @@ def print_summary(run, cfg, nine=""):
             line += f"; {entry['diverged']} diverged, lower --finetune_lr"
         print0(run.ranks, line)
         if (run.folder / name / "checkpoint.pt").exists():
-            run.print_result(cfg, f"{name}/checkpoint.pt")
+            task_folder = run.folder / name
+            words = ("--predict", "FILE", "--init", task_folder)
+            run.print_result(cfg, f"{name}/checkpoint.pt", *words)
+            print0(run.ranks, f"FILE: {file_format(name, task_folder)}")
     if nine and result["average"] is not None:
         print0(run.ranks, f"{nine}: {100 * result['average']:.2f}")

@@ -32,6 +32,12 @@ def f1(predictions, labels):
     return float(2 * np.sum(predicted & actual) / total) if total else 0.0
 
 
+def macro_f1(predictions, labels):
+    """The mean of the F1 of each class that predictions or labels have."""
+    pair = two_arrays(predictions, labels)
+    return float(np.mean([f1(*(pair == value)) for value in np.unique(pair)])) if pair.size else 0.0
+
+
 def matthews(predictions, labels):
     """Matthews correlation for any number of classes (Gorodkin's R_K): the correlation of one-hot
     vectors; 0.0 where all predictions or all labels are equal."""

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common import glue
+from common import folder_task, glue
 from common.cli import UserError
 from common.files import atomic, existing, load_file, read_json, write_atomic, write_json
 from common.run import finite, load_weights, read_init
@@ -263,9 +263,10 @@ def rename_albert(weights, groups):
     return result
 
 
-def label_names(task, weights):
-    """{number: name} of the outputs of a classifier; two without a head."""
-    labels = glue.TASKS[task].labels if task in glue.TASKS else ()
+def label_names(task, weights, own=None):
+    """{number: name} of the outputs of a classifier; two without a head. own: the glue.Task of a
+    task of one's own."""
+    labels = own.labels if own else glue.TASKS[task].labels if task in glue.TASKS else ()
     outputs = len(weights.get("head.weight", "01"))
     return dict(enumerate(labels or [f"LABEL_{number}" for number in range(outputs)]))
 
@@ -286,15 +287,17 @@ def albert_config(cfg, architecture, groups, labels, task):
     }
 
 
-def write_albert(folder, weights, task, cfg, groups, tokenizer):
+def write_albert(folder, weights, task, cfg, groups, tokenizer, own=None):
     """Write a model of albert.py, with the head of `task` if there is one, as a folder; returns a
-    line on it."""
+    line on it. own: the glue.Task of a task of one's own."""
     heads = [name.split(".")[0] for name in weights]
     kinds = [ALBERT_CLASSES[kind] for kind in (task, *heads) if kind in ALBERT_CLASSES]
     kinds.append("AlbertModel")
     theirs = rename_albert(weights, groups)
-    config = albert_config(cfg, kinds[0], groups, label_names(task, weights), task)
+    config = albert_config(cfg, kinds[0], groups, label_names(task, weights, own), task)
     write_folder(folder, theirs, config, tokenizer)
+    if own:
+        folder_task.write_spec(folder, own)
     line = (f"{folder}: {kinds[0]}, {sum(map(torch.numel, theirs.values())):,} parameters; open it "
             f"with {opener(tokenizer, kinds[0], folder)}")
     if "answer" in heads:
@@ -516,8 +519,11 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
         encoder = {name: value for name, value in weights.items() if name.startswith("encoder.")}
         weights = {**encoder, **head}
     config = bert_config(weights, shape, dropout, tokenizer, kind)
-    config["id2label"] = label_names(task, weights)
+    own = folder_task.read_spec(source) if head else None
+    config["id2label"] = label_names(task, weights, own)
     write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
+    if own:
+        folder_task.write_spec(folder, own)
     trust = ""
     if "auto_map" in config:  # its width of query, key and value needs code
         write_atomic(Path(folder) / "modeling_autotinybert.py", MODELING)

@@ -12,6 +12,7 @@ from common.files import read_json
 from common.run import RunFolder
 from common.distributed import on_main, print0
 from common.finetune import is_demo, task_files
+from common.folder_task import FolderName
 from common.tokenization import FAST, load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import NAMES, Corpus
@@ -133,7 +134,9 @@ def find_data(cfg, flags, tasks, action):
         else:
             files = [Path(value[0], "meta.json")] if is_prepared(value) else text_files(value)
         reads[flag] = list(map(str, files))
-    return reads
+    own = [str(path) for name in tasks if isinstance(name, FolderName)
+           for path in name.files(action != "finetune").values()]
+    return {**reads, "tasks": own} if own else reads
 
 
 def find_models(cfg, models, opens_tokenizer):
