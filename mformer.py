@@ -1604,23 +1604,22 @@ def training_batches(data, cfg, ranks, begin):
 def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
     """One step on this process's micro-batches. arch: the sub-net of a super-net, or None. Returns
     {name: tensor ()}, whose means over the processes are the loss and the gradient norm."""
-    totals = total_over(ranks, sum(map(count_labels, batches))) / ranks.size  # (1,)
+    totals = total_over(ranks, sum(map(count_labels, batches)))  # (1,) of all processes
+    totals = totals / ranks.size  # since gradients are averaged over the processes
     losses = torch.zeros(1, device=ranks.device)
     for number, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         seed_everything(cfg.seed, "train", step, number)  # dropout
         last = batch is batches[-1]
         with no_sync_until(network, ranks, last):
-            loss = summed_losses(network, batch, cfg, arch)
+            loss = summed_losses(network, batch, cfg, arch) / totals
             loss.sum().backward()
         losses += loss.detach()
     if arch:
         average_gradients(network.parameters(), ranks)
-    gradients = [value.grad for value in network.parameters() if value.grad is not None]
-    torch._foreach_div_(gradients, totals[0])
     norm = nn.utils.clip_grad_norm_(network.parameters(), cfg.clip or math.inf)
     optimizer.step()
     optimizer.zero_grad()
-    return {"loss": losses[0] / totals[0], "norm": norm}
+    return {"loss": losses[0], "norm": norm}
 
 
 def make_optimizer(model, cfg):

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from small_runs import ALONE
+from small_runs import ALONE, ARCH
 
 import albert
 import autobert_zero
+import mformer
 
 SHAPE = dict(
     vocab_size=60, layers=2, hidden=16, heads=2, ffn=32, embedding=8, length=16, dropout=0.0,
@@ -50,6 +51,22 @@ def autobert_zero_step():
     return autobert_zero, autobert_zero.LanguageModel(arch, cfg), cfg, batch, parts
 
 
+def mformer_step():
+    """As above, of sentences of unequal lengths."""
+    generator = torch.Generator().manual_seed(0)
+    arch = mformer.parse_arch(ARCH.strip("'"), mformer.Config(task="wmt14"))
+    cfg = mformer.Config(task="wmt14", vocab_size=60, head_dim=16, length=16, steps=1)
+    labels = torch.randint(60, (8, 9), generator=generator)
+    labels[:4, 3:] = -100
+    batch = {
+        "source": torch.randint(60, (8, 7), generator=generator),
+        "lengths": torch.tensor([7, 3, 5, 7, 2, 4, 6, 7]),
+        "target": torch.randint(60, (8, 9), generator=generator),
+        "labels": labels,
+    }
+    return mformer, mformer.make_model(arch, cfg), cfg, batch, chunks(batch)
+
+
 def gradients(file, network, micro_batches, cfg, ranks=ALONE):
     """The gradients of train_step, which an optimizer that changes nothing keeps."""
     network = copy.deepcopy(network)
@@ -64,7 +81,7 @@ def gradients(file, network, micro_batches, cfg, ranks=ALONE):
     return kept
 
 
-@pytest.mark.parametrize("make", [albert_step, autobert_zero_step])
+@pytest.mark.parametrize("make", [albert_step, autobert_zero_step, mformer_step])
 def test_the_gradient_is_the_same_for_any_number_of_micro_batches(make):
     """Also with unequal numbers of labels: a loss is a sum, divided by the labels of the step."""
     torch.manual_seed(0)
