@@ -68,7 +68,7 @@ class Config:
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: trained
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
     # D45: documents are held out to evaluate pre-training; the paper does not say
-    held_out: float = 0.05  # held-out documents: fraction below 1, at most 1,000, or number [> 0]
+    held_out: float = 0.05  # documents: fraction (below 1, capped at 1,000) or count [> 0]
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search
     train_examples: int = 0  # training examples of each task; 0: all
     # model
@@ -270,16 +270,12 @@ def why_illegal(expression):
     return None
 
 
-def mixes_tokens(expression):
-    """Whether a token sees others."""
-    return any(op in PRODUCTS or (op, shape) == ("softmax", "dn")
-               for (op, *_), shape in path_of(expression).items())
-
-
 def searchable(expression):
     """Whether a search may propose an attention."""
     # D22: a searched attention mixes tokens; the paper does not ask for it
-    return not why_illegal(expression) and mixes_tokens(expression)
+    mixes = any(op in PRODUCTS or (op, shape) == ("softmax", "dn")
+                for (op, *_), shape in path_of(expression).items())
+    return mixes and not why_illegal(expression)
 
 
 # The text form: layers joined by " | ". A convolution is "conv65", an attention a formula. A result
@@ -327,18 +323,18 @@ def parse_formula(text):
             case ast.Name(name):
                 return names[name]
             case ast.BinOp(left, ast.Add(), right):
-                op, operands = "add", (left, right)
+                expression = "add", read(left), read(right)
             case ast.BinOp(left, ast.MatMult(), right):
-                op, operands = "matmul", (left, right)
+                expression = "matmul", read(left), read(right)
             case ast.Attribute(value, "T"):
-                op, operands = "transpose", (value,)
-            case ast.Call(ast.Name(name), operands, []):
+                expression = "transpose", read(value)
+            case ast.Call(ast.Name(name), values, []):
                 op = functions.get(name, name)
-                if op not in OPS or len(operands) != (1 if op in UNARY else 2):
+                if op not in OPS or len(values) != (1 if op in UNARY else 2):
                     raise ValueError
+                expression = op, *map(read, values)
             case _:
                 raise ValueError
-        expression = op, *map(read, operands)
         operations.add(expression)
         if len(operations) > MAX_PATH:  # before anything walks through it: each may double it
             raise OverflowError
@@ -898,8 +894,8 @@ class SuperNet:
 
 
 def grow(rng, length):
-    """A random expression of up to `length` operations, or None where the draws do not fit. Results
-    that nothing reads yet never outnumber what the remaining operations can join."""
+    """A random expression of up to `length` operations, or None where the draws do not fit.
+    Invariant: at most `left` results are unread."""
     expressions = list(INPUTS)  # and each operation that is drawn; the numbers below are indices
     inputs = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
     shapes = {number: "nd" for number in inputs}
@@ -961,8 +957,8 @@ def ucb(totals, counts, alpha):
     N = sum(counts)  # D21: samples at this position alone; the paper's N counts all
     mean = sum(totals) / max(N, 1)
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
-    # D8: mu_i includes one sample more, the mean of all, so that a single sample decides nothing;
-    # an option that was never tried has only that, and N_i = 1
+    # D8: mu_i includes one pseudo-sample at the overall mean, so that a single sample decides
+    # nothing; an option that was never tried has only that, and N_i = 1
     return [(total + mean) / (count + 1) + bonus / math.sqrt(max(count, 1))
             for total, count in zip(totals, counts)]
 
@@ -1006,8 +1002,9 @@ class OperationPriority:
                      self.cfg.alpha)
         # D9: Eq. 3 has scores in standard deviations, so that the unit of a metric does not matter,
         # and the softmax multiplies it by SHARPNESS. A tenth of the probability is uniform, so that
-        # an option that failed once is tried again. With the paper's alpha = 0.01 the bonus of Eq.
-        # 3 is a factor of at most e^0.15 (1 sample of 1,000): it is the uniform tenth that explores
+        # an option that failed once is tried again. Exploration comes from this uniform mixture:
+        # with the paper's alpha = 0.01 the bonus of Eq. 3 is a factor of at most e^0.15 (1 sample
+        # of 1,000)
         allowed = [option in (legal or options) for option in options]
         top = max(itertools.compress(scores, allowed))
         weights = [math.exp(SHARPNESS * (score - top)) if fits else 0.0
@@ -1227,9 +1224,9 @@ def train_candidate(model, data, cfg, checkpoint, number):
     network = prepare_model(model, alone, cfg.compile)
     pace = Pace(alone, cfg.save_minutes, cfg.steps, cfg.save_every)
     means = Means(alone)
-    batches = training_batches(data, cfg, alone, begin, number)
+    made = prefetch(training_batches(data, cfg, alone, begin, number), data.device)
     model.train()
-    for step, batches in enumerate(prefetch(batches, data.device), begin):
+    for step, batches in enumerate(made, begin):
         set_rate(optimizer, learning_rate(step, cfg))
         means.add(train_step(step, network, optimizer, batches, cfg, alone, number), tokens=0)
         stop, save, log = pace(step + 1)
@@ -1738,8 +1735,8 @@ def train_language_model(model, data, cfg, run):
     pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
     means = Means(ranks)
     bar = progress(ranks, cfg.steps, "pretrain", begin)
-    batches = training_batches(data, cfg, ranks, begin)
-    for step, batches in enumerate(prefetch(batches, ranks.device), begin):
+    made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
+    for step, batches in enumerate(made, begin):
         model.train()
         rate = learning_rate(step, cfg)
         set_rate(optimizer, rate)
