@@ -1903,7 +1903,8 @@ def start_from(model, source):
     weights = source.weights
     if not source.arch and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
-    return load_weights(model, weights, source.path, heads=("head",))
+    line = load_weights(model, weights, source.path, heads=("head",))
+    return f"{line}; trained on sequences of {source.settings['length']} tokens"
 
 
 # Fine-tuning
@@ -2011,7 +2012,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
         start = source
         if mnli:
             weights = load_file(mnli / "checkpoint.pt")["owned"]["model"]
-            start = Pretrained(mnli, {}, weights, cfg.arch)
+            start = Pretrained(mnli, {"length": cfg.length}, weights, cfg.arch)
         return train_task(task(name), start, settings, tokenizer, run.folder / "jobs" / job, run)
 
     return run_jobs(run.ranks, run.folder, jobs, work)
