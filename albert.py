@@ -664,7 +664,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
         no_sync_until, on_main, prefetch, prepare_model, print0, print_device_use, progress,
         reduce_mean, seed_everything, seed_of, send, set_rate, total_over, training_cost)
     from common.finetune import (
-        Recipe, answer_file, finetune_job, open_file, open_task, parse_tasks, predict,
+        Recipe, answer_file, data_flags, finetune_job, open_file, open_task, parse_tasks, predict,
         print_summary, run_jobs, summarise, write_outputs)
     from common.folder_task import read_spec
     from data import hf_models
@@ -1189,7 +1189,6 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
 }
 DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning rates of Table 14
     lr=1e-3, batch=16, epochs=2, steps=0, warmup=0.1, dropout=0.0)
-KINDS = {"RACE": "race", "SQuAD1.1": "squad", "SQuAD2.0": "squad"}  # other tasks are in --glue
 
 
 def recipes(cfg):
@@ -1335,8 +1334,7 @@ def finetune(cfg, command):
             cfg = dataclasses.replace(cfg, tokenizer=tokenizer)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        flags = sorted({KINDS.get(name, "glue") for name in names if name in TABLE14})
-        inputs = find_inputs(cfg, command, ranks, flags, names, MODELS)
+        inputs = find_inputs(cfg, command, ranks, data_flags(names), names, MODELS)
         identity = {"tasks": names, **dataclasses.asdict(cfg)}
         run = RunFolder(cfg, command, ranks, identity, inputs.files, writes=(*TABLE14, *names))
         print0(ranks, f"fine-tuning: recipe {cfg.recipe}")

@@ -1365,8 +1365,8 @@ def first_super_net(source, run, data, cfg):
 
 def open_proxies(names, cfg, data):
     """The data with the proxy tasks of a search, which reads their train and dev alone."""
-    kinds = dict.fromkeys(names, functools.partial(GlueTask, search=True))
-    tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), kinds) for name in names}
+    tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), search=True)
+             for name in names}
     return dataclasses.replace(data, tasks=tasks)
 
 
@@ -1428,8 +1428,10 @@ def run_search(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        names = cfg.tasks.split(",")
-        inputs = find_inputs(cfg, command, ranks, ["glue", "corpus"], names, MODELS)
+        names = parse_tasks(cfg.tasks, glue.TASKS, GROUPS)
+        cfg = dataclasses.replace(cfg, tasks=",".join(names))
+        flags = [*data_flags(names), "corpus"]
+        inputs = find_inputs(cfg, command, ranks, flags, names, MODELS)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES)
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
@@ -1596,8 +1598,9 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
         print_device_use, progress, reduce_mean, seed_everything, seed_of, send, set_rate, to_host,
         total_over, training_cost)
     from common.finetune import (
-        LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
-        parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
+        LONGEST_FIRST, Recipe, answer_file, data_flags, fine_tune, finetune_job, open_file,
+        open_task, parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
+    from common.folder_task import export_head, read_spec
     from data.corpus import join
     from data.inputs import (
         Data, check_tokenizer, find_inputs, open_corpus, open_tokenizer, words_after_training)
@@ -1874,8 +1877,6 @@ def resolve(cfg, command, ranks, source):
         changes["warm_times"] = 0  # --init takes its place
         if not source.arch and "arch" not in command.given:
             changes["arch"] = f"{source.path}/best.json"
-    if command.action == "search":
-        changes["tasks"] = ",".join(parse_tasks(cfg.tasks, glue.TASKS, GROUPS))
     if command.action == "pretrain":
         changes["accumulate"] = fit_accumulate(cfg, command, ranks)
     cfg = dataclasses.replace(cfg, **changes)
@@ -1971,11 +1972,11 @@ def finetune(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
-        flags = {"squad" if name.startswith("SQuAD") else "glue" for name in names}
+        flags = data_flags(names)
         if not cfg.tokenizer:  # it is trained
-            flags.add("corpus")
-        inputs = find_inputs(cfg, command, ranks, sorted(flags), names, MODELS)
-        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST,))
+            flags.append("corpus")
+        inputs = find_inputs(cfg, command, ranks, flags, names, MODELS)
+        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST, *names))
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
             data = open_vocabulary(cfg, command, ranks, run.folder)
@@ -2005,7 +2006,8 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
         return open_task(name, cfg, tokenizer, recipes(cfg))
 
     def work(job, mnli):
-        name, number = job.rsplit("-", 1)
+        name = jobs[job]
+        number = job.rsplit("-", 1)[1]
         # D36: one learning rate and weight decay, App. D.1's, and one evaluation interval; App.
         # D.2 chooses among 12 pairs and two intervals
         settings = dataclasses.replace(cfg, seed=cfg.seed + int(number))
@@ -2046,8 +2048,11 @@ def export(cfg, command):
     length = cfg.length
     if "head.weight" in source.weights:
         task = source.settings["tasks"]
-        length = source.settings["finetune_length"] or recipes(cfg)[task].length
-        labels = SPAN if task.startswith("SQuAD") else glue.TASKS[task].labels or ("score",)
+        own = read_spec(cfg.init)
+        length = source.settings["finetune_length"] or recipes(cfg)["SST-2" if own else task].length
+        known = own or glue.TASKS.get(task)
+        labels = known.labels or ("score",) if known else SPAN
+        source = source._replace(weights=export_head(source.weights, own)[0])
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     print(start_from(model, source))
     write(path, model, cfg, tokenizer, labels, length)
@@ -2101,7 +2106,8 @@ def check(cfg, command):
 ACTIONS = {
     "search": (run_search, "search for an architecture (Alg. 1)"),
     "pretrain": (pretrain, "train --arch in full (App. D.2)"),
-    "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., glue, squad)", "TASKS"),
+    "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., glue, squad, a "
+                 "folder of your own with train and dev files)", "TASKS"),
     "predict": (answer, "predict a file of yours (TSV, SQuAD JSON) with --init RUN/TASK", "FILE"),
     "export": (export, "write the network of --init as plain torch, or as a folder for AutoModel",
                "FILE.py|DIR"),

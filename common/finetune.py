@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import os
 import shutil
 import statistics
 from pathlib import Path
@@ -38,6 +39,7 @@ LONGEST_FIRST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is among the tasks
 EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensors of 2.7 GB of them
 CLIP = 1.0  # largest gradient norm, as in BERT
+SQUADS = ("SQuAD1.1", "SQuAD2.0")
 OWN_EPOCHS = 3  # passes over a task of one's own, BERT's
 THRESHOLD = "threshold.json"  # of "no answer", next to a model of SQuAD 2.0
 
@@ -75,13 +77,23 @@ def parse_tasks(text, recipes, groups=()):
                 raise UserError(f"{each!r}: choose from {', '.join(known)}, or name a folder with "
                                 "train and dev files of your own")
             names += by_word[each]
+    folders = {name: name.path for name in names if isinstance(name, folder_task.FolderName)}
+    for name in names:
+        if getattr(name, "path", None) != folders.get(name):
+            raise UserError(f"{name.path}: {folders[name]} has the same name; rename one of them")
     return list(dict.fromkeys(names))
+
+
+def data_flags(names):
+    """The data flags that tasks need; none for a task of one's own."""
+    flags = {"RACE": "race", **dict.fromkeys(SQUADS, "squad"), **dict.fromkeys(glue.TASKS, "glue")}
+    return sorted({flags[name] for name in names if name in flags})
 
 
 def own_name(path, recipes):
     """The FolderName of a task of one's own. UserError for the name of another task."""
     name = folder_task.FolderName(path)
-    if name.lower() in {each.lower() for each in recipes}:
+    if name.lower() in {each.lower() for each in recipes} or data_flags([name]):
         raise UserError(f"{path}: {name} is the name of a known task; rename the folder, or give "
                         f"--finetune {name} with the folder that holds it")
     name.files()
@@ -93,7 +105,8 @@ class Task:
 
     name. kind: "class", "value" (a regression), "span" or "choice". outputs: numbers that a head
     gives (of a span: for each token). metrics: names in a score. recipe: Recipe. splits: {split:
-    features}, with "train" and "dev". Subclasses also have examples, {split: what was read}.
+    features}, with "train" and "dev". Subclasses also have examples, {split: what was read}, and
+    file, one that --predict takes.
     """
 
     def __init__(self, name, kind, outputs, metrics, recipe, splits):
@@ -133,9 +146,10 @@ class Task:
         return max(self.score("dev", outputs)["main"] for outputs in constant)
 
     def context(self):
-        """What is printed next to a score: "headline", the name of the main metric, and
-        "majority_baseline"."""
-        return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline}
+        """What is printed next to a score: "headline", the name of the main metric,
+        "majority_baseline", and a "file" that --predict takes."""
+        return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
+                "file": str(self.file)}
 
     def standard_error(self, score):
         """The standard error of a score over the dev examples: exact for accuracy, an upper bound
@@ -171,17 +185,27 @@ class GlueTask(Task):
     """
 
     def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None):
-        self.task = glue.TASKS[name]
-        if file:
-            self.examples = {"test": glue.load_unlabelled(file, self.task)}
-        else:
-            self.examples = {split: glue.load(cfg.glue, name, split)[:limit(split, cfg)]
-                             for split in glue.files(cfg.glue, name, search)}
+        self.file = file
+        self.task, self.examples = self.load(name, cfg, search)
+        if not file:
+            self.examples = {split: part[:limit(split, cfg)]
+                             for split, part in self.examples.items()}
         splits = {split: glue.encode(part, tokenizer, recipe.length)
                   for split, part in self.examples.items()}
         kind = "value" if self.task.regression else "class"
         metrics = *self.task.metrics, "main"
-        super().__init__(name, kind, self.task.classes, metrics, recipe, splits)
+        if not recipe.main:  # of a task of one's own
+            recipe = dataclasses.replace(recipe, main=self.task.metrics[0])
+        super().__init__(self.task.name, kind, self.task.classes, metrics, recipe, splits)
+
+    def load(self, name, cfg, search):
+        """(glue.Task, {split: examples})."""
+        task = glue.TASKS[name]
+        if self.file:
+            return task, {"test": glue.load_unlabelled(self.file, task)}
+        paths = glue.files(cfg.glue, name, search)
+        self.file = paths.get("test", "FILE")
+        return task, {split: glue.load(cfg.glue, name, split) for split in paths}
 
     def score(self, split, outputs):
         """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n,
@@ -203,8 +227,9 @@ class SquadTask(Task):
     answer" that the model was fine-tuned with.
     """
 
-    def __init__(self, name, cfg, tokenizer, recipe, file=None):
+    def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None):
         self.threshold = None
+        self.file = file or squad.files(cfg.squad, name)["dev"]
         if file:
             self.examples = {"dev": squad.load(file, with_answers=False)}
             path = Path(cfg.init, THRESHOLD)
@@ -259,57 +284,52 @@ class SquadTask(Task):
 
 
 class FolderTask(GlueTask):
-    """A task of one's own. task: its glue.Task, where a file of the user's own, the only split,
-    "test", is read for a model that was fine-tuned on it."""
+    """A task of one's own. file: read for the model of --init, which has the task next to it."""
 
-    def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None, task=None):
-        self.task = task or folder_task.infer_task(name)
-        if file:
-            self.examples = {"test": folder_task.read_examples(file, self.task, labelled=False)}
-        else:
-            self.examples = {
-                split: folder_task.read_examples(path, self.task, split != "test")[
-                    :limit(split, cfg)]
-                for split, path in name.files(search).items()}
-        splits = {split: glue.encode(part, tokenizer, recipe.length)
-                  for split, part in self.examples.items()}
-        kind = "value" if self.task.regression else "class"
-        metrics = *self.task.metrics, "main"
-        recipe = dataclasses.replace(recipe, main=self.task.metrics[0])
-        Task.__init__(self, str(self.task.name), kind, self.task.classes, metrics, recipe, splits)
+    def load(self, name, cfg, search):
+        if self.file:
+            task = folder_task.read_spec(cfg.init)
+            return task, {"test": folder_task.read_examples(self.file, task, labelled=False)}
+        self.file = name.files()["dev"]
+        return folder_task.read_folder(name, search)
+
+    def context(self):
+        return {**super().context(), "description": self.task.description}
 
     def write(self, split, outputs, folder):
         """Write the predictions of dev or test, and what --predict needs; returns the path."""
-        folder_task.write_spec(folder, self.task)
+        if "train" in self.splits:
+            folder_task.write_spec(folder, self.task)
         return folder_task.write_predictions(Path(folder, f"{split}.tsv"), self.task, outputs)
 
 
-def own_recipe(recipes):
-    """The Recipe of a task of one's own: that of SST-2, for three passes where it counts steps."""
+def own_recipe(recipes, cfg):
+    """The Recipe of a task of one's own: that of SST-2, for three passes where it counts steps.
+    Its main metric follows from the data."""
     # SST-2 is GLUE's plain classification of one sentence
     recipe = recipes["SST-2"]
-    return dataclasses.replace(recipe, steps=0, epochs=recipe.epochs or OWN_EPOCHS)
+    steps = recipe.steps if cfg.dry_run else 0
+    return dataclasses.replace(recipe, steps=steps, epochs=recipe.epochs or OWN_EPOCHS, main="")
 
 
 def task_class(name, kinds):
-    """The class of a task. kinds: {name: class} in place of GlueTask and SquadTask."""
-    default = SquadTask if name.startswith("SQuAD") else GlueTask
-    if isinstance(name, folder_task.FolderName):
-        default = FolderTask
-    return (kinds or {}).get(name, default)
+    """The class of a task. kinds: {name: class} of more than GLUE and SQuAD."""
+    known = {**dict.fromkeys(glue.TASKS, GlueTask), **dict.fromkeys(SQUADS, SquadTask)}
+    return (known | (kinds or {})).get(name, FolderTask)
 
 
-def open_task(name, cfg, tokenizer, recipes, kinds=None):
+def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
     """The Task of a name. Flags finetune_lr, finetune_batch, ... override the recipe. kinds: as in
-    task_class."""
+    task_class. search: train and dev alone, all that a search may read."""
     flags = {field.name: getattr(cfg, f"finetune_{field.name}", None)
              for field in dataclasses.fields(Recipe)}
     given = {name: value for name, value in flags.items() if value is not None}
     if "epochs" in given:
         given["steps"] = 0
-    recipe = recipes.get(name) or own_recipe(recipes)
+    recipe = recipes.get(name) or own_recipe(recipes, cfg)
     recipe = dataclasses.replace(recipe, **given)
-    return task_class(name, kinds)(name, cfg, tokenizer, recipe)
+    only = {"search": True} if search else {}
+    return task_class(name, kinds)(name, cfg, tokenizer, recipe, **only)
 
 
 def task_files(names, cfg, flag, search):
@@ -322,7 +342,7 @@ def task_files(names, cfg, flag, search):
         raise UserError(f"--glue {cfg.glue}: it lacks {', '.join(missing)}; name tasks that it "
                         f"has: {','.join(there)}")
     for name in names:
-        if flag == "squad" and name.startswith("SQuAD"):
+        if flag == "squad" and name in SQUADS:
             files += squad.files(cfg.squad, name).values()
         elif flag == "glue" and name in glue.TASKS:
             files += glue.files(cfg.glue, name, search).values()
@@ -495,20 +515,18 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name="", command=None):
     length = settings.get("finetune_length")
     if "finetune_length" in (command or cfg).given:
         length = cfg.finetune_length
-    recipe = own_recipe(recipes) if own else recipes[name]
+    recipe = own_recipe(recipes, cfg) if own else recipes[name]
     recipe = dataclasses.replace(recipe, length=length or recipe.length)
-    if own:
-        return FolderTask(own.name, cfg, tokenizer, recipe, file=Path(path), task=own)
-    return task_class(name, kinds)(name, cfg, tokenizer, recipe, file=Path(path))
+    kind = FolderTask if own else task_class(name, kinds)
+    return kind(name, cfg, tokenizer, recipe, file=Path(path))
 
 
 def answer_file(path, cfg, task, outputs, command=None):
-    """Write the predictions for open_file's task to --out, or to a folder next to the run folder of
-    --init. Returns a line that names the file written."""
+    """Write the predictions for open_file's task to --out, or next to the model, as
+    RUN/TASK-predictions/FILE. Returns a line that names the file written."""
     path = Path(path)
-    home = Path(cfg.init).resolve()
-    in_a_run = (home.parent / "jobs").is_dir()  # home is the folder of a task in a run
-    folder = (home.parent if in_a_run else home).parent / f"{path.stem}-predictions"
+    model = Path(os.path.abspath(cfg.init))
+    folder = Path(os.path.relpath(model.with_name(f"{model.name}-predictions") / path.stem))
     if "out" in (command or cfg).given:
         folder = Path(cfg.out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -583,24 +601,13 @@ def is_demo(paths):
 
 def shown_name(name, cfg):
     """A task's name as it is printed: CoLA-demo on demo data, whose scores are not CoLA's."""
-    flag = "squad" if name.startswith("SQuAD") else "race" if name == "RACE" else "glue"
-    data = getattr(cfg, flag)
+    data = "".join(getattr(cfg, flag) for flag in data_flags([name]))
     return f"{name}-demo" if data and is_demo(data) else name
 
 
 def percent(scores):
     """Scores, which are fractions, in percent."""
     return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
-
-
-def file_format(name, folder):
-    """What a file for --predict looks like."""
-    own = folder_task.read_spec(folder)
-    if own:
-        return f".tsv or .csv whose first line names {', '.join(own.text)}"
-    if name in glue.TASKS:
-        return f".tsv whose first line names {', '.join(glue.TASKS[name].text)}"
-    return "JSON in the layout of the official files, without answers"
 
 
 def print_summary(run, cfg, nine=""):
@@ -620,10 +627,11 @@ def print_summary(run, cfg, nine=""):
         if entry["diverged"]:
             line += f"; {entry['diverged']} diverged, lower --finetune_lr"
         print0(run.ranks, line)
+        if "description" in entry:
+            print0(run.ranks, f"{name}: {entry['description']}")
         if (run.folder / name / "checkpoint.pt").exists():
-            task_folder = run.folder / name
-            words = ("--predict", "FILE", "--init", task_folder)
+            words = "--predict", entry.get("file", "FILE"), "--init", run.folder / name
             run.print_result(cfg, f"{name}/checkpoint.pt", *words)
-            print0(run.ranks, f"FILE: {file_format(name, task_folder)}")
+    print0(run.ranks, "--predict takes a file of your own in this format; it needs no labels")
     if nine and result["average"] is not None:
         print0(run.ranks, f"{nine}: {100 * result['average']:.2f}")

@@ -10,11 +10,17 @@ numbers and one has a decimal point, the task is a regression. In .tsv files not
 files are read by the csv module. A test file needs no labels.
 """
 import csv
+import dataclasses
+import io
+import math
+import re
+import statistics
 from pathlib import Path
 
 from common import glue
 from common.cli import UserError
 from common.files import existing, read_json, read_text, write_atomic, write_json
+from common.run import WRITES
 
 SPLITS = ("train", "dev", "test")
 ENDINGS = (".tsv", ".csv")
@@ -22,6 +28,20 @@ LEFT_OUT = ("id", "idx", "index")  # columns
 LABEL = "label"
 SPEC = "task.json"  # next to a fine-tuned model: its glue.Task
 FIX = "a folder of one's own has train and dev, as .tsv or .csv"
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTask(glue.Task):
+    """A glue.Task. In training the labels of a regression have mean 0 and deviation 1; `mean` and
+    `deviation` are those of the labels in the training file."""
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @property
+    def description(self):
+        kind = f"classes {', '.join(self.labels)}" if self.labels else "a regression"
+        return f"{kind}; texts: {', '.join(self.text)}"
 
 
 class FolderName(str):
@@ -30,6 +50,8 @@ class FolderName(str):
     def __new__(cls, path):
         name = super().__new__(cls, Path(path).resolve().name)
         name.path = Path(path)
+        if name in (*WRITES, "") or name[0] == "." or {*name} & {*"*?["}:
+            raise UserError(f"{path}: a task cannot be called {str(name)!r}; rename the folder")
         return name
 
     def files(self, search=False):
@@ -50,9 +72,10 @@ class FolderName(str):
 def read_table(path):
     """(column names, [(line number, cells)]) of a .tsv or .csv file. UserError where a line has
     another number of columns than the first."""
-    text = read_text(existing(path, FIX), FIX)
+    path = Path(path)
+    text = read_text(existing(path, FIX), FIX).rstrip("\n")
     if path.suffix == ".csv":
-        reader = csv.reader(text.splitlines(keepends=True), strict=True)
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         lines = []
         try:
             for cells in reader:
@@ -62,10 +85,10 @@ def read_table(path):
                             "quotes into quotes, and double the quotes in them") from None
     else:
         lines = [(number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1)]
-    lines = [(number, cells) for number, cells in lines if any(cells)]
     if len(lines) < 2:
         raise UserError(f"{path}: no line follows the names of the columns")
     header = [name.strip() for name in lines[0][1]]
+    header = [LABEL if name.lower() == LABEL else name for name in header]
     for number, cells in lines[1:]:
         if len(cells) != len(header):
             hint = "quote texts with commas" if path.suffix == ".csv" else (
@@ -79,91 +102,118 @@ def text_columns(path, header):
     """The names of the columns with texts, one or two."""
     columns = [name for name in header if name != LABEL and name.lower() not in LEFT_OUT]
     if len(columns) not in (1, 2):
-        raise UserError(f"{path}:1: {len(columns)} columns of texts ({', '.join(columns)}); besides "
-                        f"{LABEL}, {', '.join(LEFT_OUT)} there must be one or two")
+        raise UserError(f"{path}:1: {len(columns)} columns of texts ({', '.join(columns)}); there "
+                        f"must be one or two besides {LABEL}, {', '.join(LEFT_OUT)}")
     return tuple(columns)
 
 
 def read_examples(path, task, labelled=True):
-    """The glue.Example list of a file, with the columns and labels of a glue.Task. labelled: a
-    column "label" must be there; elsewhere it is read if it is."""
+    """The glue.Example list of a file, with the columns of an OwnTask. labelled: a column "label"
+    is read."""
     header, lines = read_table(path)
-    missing = [name for name in task.text if name not in header]
-    if missing:
-        raise UserError(f"{path}:1: no column is named {missing[0]}; the texts of {task.name} are "
-                        f"in {', '.join(task.text)}")
-    if labelled and LABEL not in header:
-        raise UserError(f"{path}:1: no column is named {LABEL}")
+    for name in (*task.text, *[LABEL] * labelled):
+        if header.count(name) != 1:
+            raise UserError(f"{path}:1: {header.count(name)} columns are named {name}; the texts "
+                            f"of {task.name} are in {', '.join(task.text)}")
     examples = []
     for number, cells in lines:
         row = dict(zip(header, cells))
         texts = tuple(row[name] for name in task.text)
         if not all(text.strip() for text in texts):
             raise UserError(f"{path}:{number}: an empty text; write one, or leave the line out")
-        label = parse_label(row[LABEL], task, f"{path}:{number}") if LABEL in header else None
+        label = parse_label(row[LABEL], task, f"{path}:{number}") if labelled else None
         examples.append(glue.Example(texts, label))
     return examples
 
 
+def read_folder(name, search=False):
+    """(OwnTask, {split: examples}) of a FolderName. A test file has labels where its column is
+    there."""
+    task = infer_task(name)
+    splits = {}
+    for split, path in name.files(search).items():
+        labelled = split != "test" or LABEL in read_table(path)[0]
+        splits[split] = read_examples(path, task, labelled)
+    return task, splits
+
+
 def parse_label(cell, task, place):
-    """A label as class number or value."""
-    word = cell.strip()
+    """A label as class number, or value with mean 0 and deviation 1 over the training file."""
+    word = " ".join(cell.split())
     if task.regression:
-        try:
-            return float(word)
-        except ValueError:
-            raise UserError(f"{place}: the label {cell!r} is no number, as the others are"
-                            ) from None
+        if not NUMBER.fullmatch(word) or not math.isfinite(float(word)):
+            raise UserError(f"{place}: the label {cell!r} is no number, as the others are")
+        return (float(word) - task.mean) / task.deviation
     if word not in task.labels:
-        raise UserError(f"{place}: train has no label {cell!r}; it has {', '.join(task.labels[:20])}")
+        known = ", ".join(task.labels[:20])
+        raise UserError(f"{place}: train has no label {cell!r}; it has {known}")
     return task.labels.index(word)
 
 
-def is_number(word):
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
-
-
 def infer_task(name):
-    """The glue.Task of a folder, from its training file: columns, labels and metrics."""
+    """The OwnTask of a FolderName, from its training file: columns, labels and metrics."""
     path = name.files()["train"]
     header, lines = read_table(path)
-    if LABEL not in header:
-        raise UserError(f"{path}:1: no column is named {LABEL}")
-    words = [cells[header.index(LABEL)].strip() for _, cells in lines]
+    if header.count(LABEL) != 1:
+        raise UserError(f"{path}:1: {header.count(LABEL)} columns are named {LABEL}; one must be")
+    words = [" ".join(cells[header.index(LABEL)].split()) for _, cells in lines]
     text = text_columns(path, header)
-    if all(map(is_number, words)) and any("." in word for word in words):
-        return glue.Task(str(name), (), text, ("pearson", "spearman"))
-    labels = tuple(sorted(set(words)))
-    if "" in labels:
+    if "" in words:
         raise UserError(f"{path}:{lines[words.index('')][0]}: an empty label")
+    labels = tuple(sorted(set(words)))
     if len(labels) < 2:
         raise UserError(f"{path}: all labels are {labels[0]!r}; a task needs two classes")
-    return glue.Task(str(name), labels, text, ("accuracy", "macro_f1"))
+    numbers = [word for word in words if NUMBER.fullmatch(word)]
+    decimal = any("." in word for word in numbers)
+    # one word among numbers is a mistake, many are classes
+    if not decimal or len(numbers) < 0.9 * len(words):
+        return OwnTask(str(name), labels, text, ("accuracy", "macro_f1"))
+    task = OwnTask(str(name), (), text, ("pearson", "spearman"))
+    values = [parse_label(word, task, f"{path}:{number}")
+              for word, (number, _) in zip(words, lines)]
+    deviation = statistics.pstdev(values)
+    if not deviation:
+        raise UserError(f"{path}: all labels are {labels[0]!r}; a regression needs different ones")
+    return dataclasses.replace(task, mean=statistics.fmean(values), deviation=deviation)
 
 
 def write_spec(folder, task):
-    """Keep a glue.Task next to a model."""
-    spec = {"name": task.name, "labels": task.labels, "text": task.text, "metrics": task.metrics}
-    write_json(Path(folder) / SPEC, spec)
+    """Keep an OwnTask next to a model."""
+    write_json(Path(folder) / SPEC, dataclasses.asdict(task))
 
 
 def read_spec(folder):
-    """The glue.Task that write_spec kept in a folder, None where there is none."""
+    """The OwnTask that write_spec kept in a folder, None where there is none."""
     path = Path(folder) / SPEC
-    if not path.is_file():
+    if not folder or not path.is_file():
         return None
-    spec = read_json(path, dict)
-    return glue.Task(spec["name"], *(tuple(spec[key]) for key in ("labels", "text", "metrics")))
+    spec = {key: tuple(value) if isinstance(value, list) else value
+            for key, value in read_json(path, dict).items()}
+    try:
+        return OwnTask(**spec)
+    except TypeError:
+        raise UserError(f"{path}: not what a fine-tuning writes; fine-tune again") from None
+
+
+def export_head(weights, task):
+    """(weights, OwnTask) of a model that is exported: its head gives the values of a regression
+    themselves."""
+    if not task or not task.regression:
+        return weights, task
+    head = {
+        "head.weight": weights["head.weight"] * task.deviation,
+        "head.bias": weights["head.bias"] * task.deviation + task.mean,
+    }
+    return {**weights, **head}, dataclasses.replace(task, mean=0.0, deviation=1.0)
 
 
 def write_predictions(path, task, outputs):
     """Write the predicted word, or value, of each example; returns the path."""
     predictions = glue.predictions_of(task, outputs)
-    cells = [f"{value:.6g}" if task.regression else task.labels[value] for value in predictions]
+    if task.regression:
+        cells = [f"{value * task.deviation + task.mean:.6g}" for value in predictions]
+    else:
+        cells = [task.labels[number] for number in predictions]
     lines = [f"{index}\t{cell}\n" for index, cell in enumerate(cells)]
     write_atomic(path, "index\tprediction\n" + "".join(lines))
     return path

@@ -264,7 +264,7 @@ def rename_albert(weights, groups):
 
 
 def label_names(task, weights, own=None):
-    """{number: name} of the outputs of a classifier; two without a head. own: the glue.Task of a
+    """{number: name} of the outputs of a classifier; two without a head. own: the OwnTask of a
     task of one's own."""
     labels = own.labels if own else glue.TASKS[task].labels if task in glue.TASKS else ()
     outputs = len(weights.get("head.weight", "01"))
@@ -289,10 +289,11 @@ def albert_config(cfg, architecture, groups, labels, task):
 
 def write_albert(folder, weights, task, cfg, groups, tokenizer, own=None):
     """Write a model of albert.py, with the head of `task` if there is one, as a folder; returns a
-    line on it. own: the glue.Task of a task of one's own."""
+    line on it. own: the OwnTask of a task of one's own."""
     heads = [name.split(".")[0] for name in weights]
     kinds = [ALBERT_CLASSES[kind] for kind in (task, *heads) if kind in ALBERT_CLASSES]
     kinds.append("AlbertModel")
+    weights, own = folder_task.export_head(weights, own)
     theirs = rename_albert(weights, groups)
     config = albert_config(cfg, kinds[0], groups, label_names(task, weights, own), task)
     write_folder(folder, theirs, config, tokenizer)
@@ -509,6 +510,7 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
     heads; source: the folder whose config.json names the task.
     """
     task = ""
+    own = None
     settings = read_json(Path(source) / "config.json", dict)
     settings = settings.get("settings", settings)  # of a run, or of a Hugging Face folder
     dropout = settings.get("dropout", settings.get("hidden_dropout_prob", 0.1))
@@ -517,9 +519,9 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
         task = settings.get("tasks")
         kind = "ForQuestionAnswering" if task == "SQuAD1.1" else "ForSequenceClassification"
         encoder = {name: value for name, value in weights.items() if name.startswith("encoder.")}
-        weights = {**encoder, **head}
+        weights, own = folder_task.export_head(
+            {**encoder, **head}, folder_task.read_spec(source))
     config = bert_config(weights, shape, dropout, tokenizer, kind)
-    own = folder_task.read_spec(source) if head else None
     config["id2label"] = label_names(task, weights, own)
     write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
     if own:

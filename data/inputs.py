@@ -12,7 +12,7 @@ from common.files import read_json
 from common.run import RunFolder
 from common.distributed import on_main, print0
 from common.finetune import is_demo, task_files
-from common.folder_task import FolderName
+from common.folder_task import FolderName, read_folder
 from common.tokenization import FAST, load_tokenizer
 from data import cifar10, race, translation
 from data.corpus import NAMES, Corpus
@@ -53,6 +53,7 @@ def find_inputs(cfg, command, ranks, flags, tasks=(), models=(), opens_tokenizer
     found = dataclasses.replace(cfg, **filled)
     files = on_main(ranks, lambda: {
         **find_models(cfg, models, opens_tokenizer),
+        **find_own_tasks(tasks, command.action),
         **find_data(found, flags, tasks, command.action)})
     return Inputs(filled, files)
 
@@ -134,9 +135,20 @@ def find_data(cfg, flags, tasks, action):
         else:
             files = [Path(value[0], "meta.json")] if is_prepared(value) else text_files(value)
         reads[flag] = list(map(str, files))
-    own = [str(path) for name in tasks if isinstance(name, FolderName)
-           for path in name.files(action != "finetune").values()]
-    return {**reads, "tasks": own} if own else reads
+    return reads
+
+
+def find_own_tasks(tasks, action):
+    """{flag: files} of tasks of one's own. They are read, so that a mistake is found at once."""
+    flag, search = ("finetune", False) if action == "finetune" else ("tasks", True)
+    paths = []
+    for name in tasks:
+        if isinstance(name, FolderName):
+            task, splits = read_folder(name, search)
+            counts = ", ".join(f"{len(examples):,} {split}" for split, examples in splits.items())
+            print(f"{name.path}: {task.description}; examples: {counts}", flush=True)
+            paths += map(str, name.files(search).values())
+    return {flag: paths} if paths else {}
 
 
 def find_models(cfg, models, opens_tokenizer):

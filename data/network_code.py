@@ -330,6 +330,8 @@ def write_hugging_face(folder, model, cfg, tokenizer, labels, length):
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": 512,
     }
+    if labels and labels != SPAN:
+        config["id2label"] = dict(enumerate(labels))
     weights = {f"network.{name}": value for name, value in model.state_dict().items()}
     hf_models.write_folder(folder, weights, config, tokenizer)
     write_network(folder / "network.py", model, cfg, tokenizer, labels, length)

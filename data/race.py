@@ -132,6 +132,7 @@ class RaceTask(Task):
     split where its folder exists."""
 
     def __init__(self, name, cfg, tokenizer, recipe, file=None):
+        self.file = file or passage_files(cfg.race, "dev")[0]
         if file:
             self.examples = {"test": read_passage(file, answered=False)}
         else:

@@ -1,13 +1,19 @@
 """A task of one's own: a folder with train and dev files, any labels."""
 import pytest
 from conftest import filled
-from small_runs import FEW, call, write
+from small_runs import FEW, call, next_command, write
 
 from common import folder_task, metrics
 from common.files import read_json
 from common.cli import UserError
+from common.finetune import parse_tasks
 
-TRAIN = 'id,text,label\n1,"Good, ""really"" good.",pleased\n2,It broke.,angry\n3,"Two\nlines",meh\n'
+TRAIN = """ID,text,Label
+1,"Good, ""really"" good.",pleased
+2,It broke.,angry
+3,"Two
+li\u2028nes",meh
+"""
 DEV = "text,label,id\nIt broke.,angry,1\nGood.,pleased,2\n"
 
 
@@ -20,30 +26,39 @@ def make(folder, train=TRAIN, dev=DEV, ending="csv"):
 def test_classes_are_words_and_csv_has_quotes(tmp_path):
     name = make(tmp_path / "reviews")
     task = folder_task.infer_task(name)
-    assert (task.name, task.labels, task.text) == ("reviews", ("angry", "meh", "pleased"), ("text",))
+    assert (task.name, task.text) == ("reviews", ("text",))
+    assert task.labels == ("angry", "meh", "pleased")
     examples = folder_task.read_examples(name.files()["train"], task)
     assert examples[0] == (('Good, "really" good.',), 2)
-    assert examples[2].texts == ("Two\nlines",)
+    assert examples[2].texts == ("Two\nli\u2028nes",)
     assert [label for _, label in folder_task.read_examples(name.files()["dev"], task)] == [0, 2]
 
 
 def test_numbers_with_a_decimal_point_are_a_regression(tmp_path):
-    name = make(tmp_path / "t", "a\tb\tlabel\nx\ty\t1.5\nz\tw\t2\n", "a\tb\tlabel\nx\ty\t1\n", "tsv")
-    task = folder_task.infer_task(name)
+    train = "a\tb\tlabel\nx\ty\t100.5\nz\tw\t200.5\n"
+    name = make(tmp_path / "t", train, "a\tb\tlabel\nx\ty\t350\n", "tsv")
+    task, splits = folder_task.read_folder(name)
     assert (task.regression, task.text) == (True, ("a", "b"))
+    assert [example.label for example in splits["train"]] == [-1, 1]
+    path = folder_task.write_predictions(tmp_path / "dev.tsv", task, [[splits["dev"][0].label]])
+    assert path.read_text().split()[2:] == ["0", "350"]
     whole = make(tmp_path / "u", "a\tlabel\nx\t1\nz\t2\n", "a\tlabel\nx\t1\n", "tsv")
     assert folder_task.infer_task(whole).labels == ("1", "2")
 
 
 @pytest.mark.parametrize("train, dev, message", [
     ("text\tlabel\nA\tB\tgood\n", "", "train.tsv:2: 3 columns, and the first line has 2.*.csv"),
-    ("text\tclass\nA\tgood\n", "", "train.tsv:1: no column is named label"),
+    ("text\tclass\nA\tgood\n", "", "train.tsv:1: 0 columns are named label"),
     ("a\tb\tc\tlabel\nA\tB\tC\tgood\n", "", "3 columns of texts"),
     ("text\tlabel\nA\tgood\nB\tgood\n", "", "all labels are 'good'"),
     ("text\tlabel\nA\tgood\nB\t\n", "", "train.tsv:3: an empty label"),
     ("text\tlabel\nA\tgood\nB\tbad\n", "text\tlabel\nA\tworse\n", "dev.tsv:2: train has no label"),
     ("text\tlabel\nA\tgood\nB\tbad\n", "text\tlabel\n \tgood\n", "dev.tsv:2: an empty text"),
-    ("text\tlabel\nA\t1.5\nB\t2.5\n", "text\tlabel\nA\tx\n", "dev.tsv:2: the label 'x' is no number"),
+    ("text\tlabel\nA\t1.5\nB\t2.5\n", "text\tlabel\nA\tnan\n", "dev.tsv:2: the label 'nan' is no"),
+    ("text\tlabel\n" + "A\t1.5\n" * 99 + "A\tx\n", "", "train.tsv:101: the label 'x' is no"),
+    ("text\tlabel\nA\t1.5\nB\t1.5\n", "", "all labels are '1.5'"),
+    ("text\tlabel\nA\tgood\n\nB\tbad\n", "", "train.tsv:3: 1 columns"),
+    ("text\ttext\tlabel\nA\tB\tgood\nA\tB\tbad\n", "", "2 columns are named text"),
     ("text\tlabel\n", "", "no line follows"),
 ])
 def test_mistakes_are_named_with_file_and_line(train, dev, message, tmp_path):
@@ -65,6 +80,20 @@ def test_files_that_are_missing_or_twice_are_named(tmp_path):
         name.files()
 
 
+def test_a_name_that_another_task_or_a_file_of_a_run_has_is_refused(tmp_path):
+    for name in ("a/mood", "b/mood", "rte", "jobs"):
+        write(tmp_path / name / "train.tsv", "")
+        write(tmp_path / name / "dev.tsv", "")
+    for text, message in [
+        (f"{tmp_path}/a/mood,{tmp_path}/b/mood", "has the same name"),
+        (f"{tmp_path}/rte", "name of a known task"),
+        (f"{tmp_path}/jobs", "cannot be called 'jobs'"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            parse_tasks(text, {"RTE": None})
+    assert parse_tasks(f"rte,{tmp_path}/a/mood/", {"RTE": None}) == ["RTE", "mood"]
+
+
 @pytest.mark.parametrize("predictions, labels, expected", [
     ([0, 1, 2, 2], [0, 2, 2, 1], 0.5), ([0, 0, 0], [0, 1, 2], 1 / 6), ([1, 1], [1, 1], 1.0)])
 def test_macro_f1_is_scikit_learns(predictions, labels, expected):
@@ -73,15 +102,17 @@ def test_macro_f1_is_scikit_learns(predictions, labels, expected):
 
 def test_a_folder_is_fine_tuned_predicted_and_exported(ready, tmp_path, monkeypatch, capsys):
     make(tmp_path / "reviews")
-    write(tmp_path / "new.csv", "text\nIt broke.\nGood.\n")
+    write(tmp_path / "new.csv", "text,label\nIt broke.,?\nGood.,\n")  # labels are not read
     monkeypatch.chdir(tmp_path)
     tune = f"albert --finetune {{here}}/reviews --init {{albert}} --out run --device cpu {FEW}"
     assert not call(filled(tune, here=tmp_path, **ready), monkeypatch)
     printed = capsys.readouterr().out
-    assert "macro_f1" in printed and "first line names text" in printed
+    assert "classes angry, meh, pleased; texts: text; examples: 3 train, 2 dev" in printed
+    assert "macro_f1" in printed
+    assert not call(next_command(printed), monkeypatch)
     assert read_json(tmp_path / "run/done.json")["tasks"]["reviews"]["headline"] == "accuracy"
     assert not call("albert --predict new.csv --init run/reviews", monkeypatch)
-    lines = (tmp_path / "new-predictions/test.tsv").read_text().split()[2:]
+    lines = (tmp_path / "run/reviews-predictions/new/test.tsv").read_text().split()[2:]
     assert {*lines[1::2]} <= {"angry", "meh", "pleased"}
     assert not call("albert --export hf --init run/reviews", monkeypatch)
     assert read_json(tmp_path / "hf/config.json")["id2label"]["2"] == "pleased"
