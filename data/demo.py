@@ -346,14 +346,14 @@ LAST = ("sentence", "sentence2", "question2", "#2 String")
 LABEL = ("label", "score", "is_duplicate", "gold_label", "label1", "Quality")
 
 
-def make_examples(text, count, rule, labels, seen):
+def make_examples(text, count, rule, labels, seen, longest):
     """`count` examples (label, texts), as many of each label, in a random order. None is in the
-    set `seen`, which they join, or longer than CHARACTERS."""
+    set `seen`, which they join, or longer than `longest`."""
     examples = []
     while len(examples) < count:
         label = labels[len(examples) % len(labels)]
         texts = rule(text, label)
-        if (*texts,) not in seen and sum(map(len, texts)) <= CHARACTERS:
+        if (*texts,) not in seen and sum(map(len, texts)) <= longest:
             seen.add((*texts,))
             examples.append((label, texts))
     text.rng.shuffle(examples)
@@ -371,18 +371,18 @@ def tsv(columns, examples, header):
     return "\n".join(lines) + "\n"
 
 
-def glue_files(parts):
+def glue_files(parts, tasks=None, longest=CHARACTERS):
     """The eight tasks with GLUE's folder names and file layouts; CoLA's files with labels have no
-    header."""
+    header. tasks: others than GLUE. longest: characters of an example."""
     texts = {part: Text(parts[part]) for part in ("train", "dev", "test")}
-    for task, (rule, labels, *columns) in GLUE.items():
+    for task, (rule, labels, *columns) in (tasks or GLUE).items():
         seen = set()
         for part, text in texts.items():
             halves = ("_matched", "_mismatched") if task == "MNLI" and part != "train" else ("",)
             for half in halves:
                 text.rng = random.Random(f"{SEED} {task} {part}{half}")
                 count = TRAIN_EXAMPLES if part == "train" else DEV_EXAMPLES
-                examples = make_examples(text, count, rule, labels, seen)
+                examples = make_examples(text, count, rule, labels, seen, longest)
                 header = task != "CoLA" or part == "test"
                 yield f"{task}/{part}{half}.tsv", tsv(columns[part == "test"], examples, header)
 

@@ -1,0 +1,262 @@
+"""A table of all networks of a closed space, each trained with several seeds, and its report.
+
+The field's answer to noisy searches is a tabular benchmark (Ying et al. 2019, NAS-Bench-101; Dong
+and Yang 2020, NAS-Bench-201): train every network of a small space once, then replay searches.
+Here a network has two layers. A layer is one of the seven convolutions or one of ATTENTIONS: BERT's,
+those of Figure 7, and others, so that each is one edit of a search away from at least three others.
+
+A network is trained as a candidate of the demo's search: from a warm start of its seed, 50 steps of
+pre-training, then fine-tuning on each task. Seeds change the warm start, the text, the masks, the
+heads and the order of the examples.
+"""
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import random
+import statistics
+import tempfile
+import time
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import autobert_zero as abz
+from common.checkpoint import load_file
+from common.tokenization import load_tokenizer
+from data.corpus import Corpus
+from data.inputs import Data
+
+ATTENTIONS = (
+    "softmax(scale(Q @ K.T)) @ V",
+    "softmax(Q @ K.T) @ V",
+    "scale(Q @ K.T) @ V",
+    "softmax(scale(dist(Q, K))) @ V",
+    "softmax(cos(Q, K)) @ V",
+    "cos(Q, K) @ V",
+    "softmax(scale(neg(dist(Q, K)))) @ V",
+    "softsign(scale(Q @ K.T)) @ V",
+    "softmax(scale(Q @ softsign(K).T)) @ V",
+    "softmax(scale(Q @ neg(logsigmoid(neg(K)).T))) @ (Q + K)",
+    "softmax(scale(Q @ neg(logsigmoid(Q + K + logsigmoid(Q)).T))) @ Q",
+    "softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
+    "softmax(scale(Q @ (scale(K) + (V + softsign(scale(softsign(K))))).T)) @ V",
+    "softmax(scale(Q @ (V + scale(K)).T)) @ V",
+    "softmax(scale(Q @ neg(logsigmoid(neg(K)).T))) @ Q",
+    "softmax(scale(Q @ neg(logsigmoid(Q + K).T))) @ Q",
+    "softmax(scale(Q @ (K + V).T)) @ V",
+    "softmax(scale(Q @ neg(logsigmoid(neg(K)).T))) @ K",
+    "scale(cos(Q, K)) @ V",
+    "softmax(scale(Q @ neg(K.T))) @ Q",
+    "softmax(neg(dist(Q, K))) @ V",
+    "softmax(scale(Q @ neg(K.T))) @ K",
+    "softmax(scale(Q @ neg(K.T))) @ (Q + K)",
+    "softmax(scale(Q @ K.T)) @ K",
+    "softmax(scale(Q @ K.T)) @ (Q + K)",
+    "softmax(dist(Q, K)) @ V",
+    "softsign(Q @ K.T) @ V",
+    "softmax(scale(Q @ (V + softsign(K)).T)) @ V",
+    "softsign(cos(Q, K)) @ V",
+)
+LAYERS = (*(f"conv{size}" for size in abz.KERNELS), *ATTENTIONS)  # what a layer may be
+TASKS = {"MNLI": 5000, "SST-2": 1200}  # and the number of training examples
+SEEDS = (10, 11, 12)  # the reliability of the tasks was measured with seeds 0 and 1
+
+
+def networks():
+    """{(numbers of both layers in LAYERS): text form} of all networks."""
+    pairs = itertools.product(range(len(LAYERS)), repeat=2)
+    return {pair: " | ".join(LAYERS[number] for number in pair) for pair in pairs}
+
+
+# --- training -------------
+
+
+def settings(seed, glue=""):
+    """The Config of a candidate of the demo's search with two layers."""
+    preset = {**abz.PRESETS["demo"], **abz.PRESETS["demo"]["search"]}
+    flat = {name: value for name, value in preset.items() if not isinstance(value, dict)}
+    return abz.Config(**{**flat, "layers": 2, "seed": seed, "glue": str(glue), "dtype": "float32"})
+
+
+@functools.cache
+def open_data(corpus, glue):
+    """The prepared corpus and the proxy tasks of these folders."""
+    cfg = settings(0, glue)
+    tokenizer = load_tokenizer(str(corpus), True)
+    text = Corpus(corpus, tokenizer).split(cfg.held_out)
+    data = Data(torch.device("cpu"), tokenizer, *text)
+    for name, examples in TASKS.items():
+        limited = dataclasses.replace(cfg, train_examples=examples)
+        data.tasks |= abz.open_proxies([name], limited, data).tasks
+    return data
+
+
+def warm_start(seed, corpus, glue, folder):
+    """Train what the candidates of a seed share (D40), unless the folder has it."""
+    path = Path(folder) / f"warm-{seed}"
+    if path.with_suffix(".pt").exists():
+        return
+    cfg = settings(seed, glue)
+    longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
+    text = dataclasses.replace(open_data(corpus, glue), tasks={})
+    hybrid = abz.hand_designed(cfg.layers)["hybrid"]
+    abz.evaluate_candidate(hybrid, 0, abz.SuperNet(cfg), text, longer, path)
+
+
+def train_network(network, seed, corpus, glue, folder, end):
+    """The line of a network in the table, or None after the time `end`."""
+    if time.time() > end:
+        return None
+    cfg = settings(seed, glue)
+    first = abz.SuperNet(cfg)
+    first.load_rest(load_file(Path(folder) / f"warm-{seed}.pt"))
+    arch = abz.parse_arch(networks()[network])
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "candidate"
+        result = abz.evaluate_candidate(arch, 0, first, open_data(corpus, glue), cfg, path)
+    return {
+        "network": network,
+        "seed": seed,
+        "scores": {name: round(score, 4) for name, score in result["scores"].items()},
+        "diverged": result["diverged"],
+        "seconds": round(result["seconds"], 2),
+    }
+
+
+def run_call(call):
+    """A call (function, arguments) in a process of a pool."""
+    function, *arguments = call
+    return function(*arguments)
+
+
+def read_lines(path):
+    """The lines of a table that are complete."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def train_table(path, corpus, glue, jobs, minutes):
+    """Train the networks that the file lacks, seed by seed and in a random order, and append a line
+    for each. Ends after `minutes`; the same call continues. Returns the number of missing lines."""
+    torch.set_num_threads(1)  # before the pool is made; each process computes on one thread
+    end = time.time() + 60 * minutes
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = read_lines(path)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    done = {(*line["network"], line["seed"]) for line in lines}
+    wanted = []
+    for seed in SEEDS:
+        order = random.Random(f"table {seed}").sample([*networks()], len(networks()))
+        wanted += [(network, seed) for network in order if (*network, seed) not in done]
+    open_data(corpus, glue)  # once, in the parent of all processes
+    calls = [(train_network, *key, corpus, glue, folder, end) for key in wanted]
+    warm_starts = [(warm_start, seed, corpus, glue, folder) for seed in SEEDS]
+    began = time.time()
+    count = 0
+    with get_context("fork").Pool(jobs) as pool, open(path, "a", encoding="utf-8") as file:
+        pool.map(run_call, warm_starts, chunksize=1)
+        print(f"warm starts: {time.time() - began:.0f} s", flush=True)
+        for line in pool.imap_unordered(run_call, calls, chunksize=1):
+            if line is None:
+                continue
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            count += 1
+            if count % 50 == 0:
+                each = (time.time() - began) / count
+                print(f"{len(done) + count} of {len(done) + len(wanted)} lines, {each:.2f} s each; "
+                      f"{each * (len(wanted) - count) / 60:.0f} minutes to go", flush=True)
+    print(f"{len(wanted) - count} lines are missing", flush=True)
+    return len(wanted) - count
+
+
+# --- the table and its report -------------
+
+
+def scores_of(lines, tasks=tuple(TASKS)):
+    """{network: mean score on the tasks of each seed} of the networks with all seeds that the table
+    has. A diverged network scores 0."""
+    by_network = {}
+    for line in lines:
+        scores = [line["scores"].get(task, 0.0) for task in tasks]
+        by_network.setdefault(tuple(line["network"]), {})[line["seed"]] = statistics.mean(scores)
+    seeds = sorted({line["seed"] for line in lines})
+    return {network: [by_seed[seed] for seed in seeds]
+            for network, by_seed in sorted(by_network.items()) if len(by_seed) == len(seeds)}
+
+
+def reliability(columns):
+    """(ICC of one training, ICC of the mean of all) of (networks, trainings): one-way random
+    effects, Shrout and Fleiss 1979, ICC(1,1) and ICC(1,k)."""
+    columns = np.asarray(columns)
+    n, k = columns.shape
+    means = columns.mean(1)
+    between = k * means.var(ddof=1)
+    within = columns.var(1, ddof=1).mean()
+    return (between - within) / (between + (k - 1) * within), (between - within) / between
+
+
+def deviations(columns):
+    """Standard deviations (between networks without the noise of their trainings, between the
+    trainings of a network)."""
+    columns = np.asarray(columns)
+    within = columns.var(1, ddof=1).mean()
+    between = columns.mean(1).var(ddof=1) - within / columns.shape[1]
+    return math.sqrt(max(between, 0.0)), math.sqrt(within)
+
+
+def describe(scores):
+    """What a table says about one score: numbers by name."""
+    columns = np.array([*scores.values()])
+    means = columns.mean(1)
+    single, mean = reliability(columns)
+    between, within = deviations(columns)
+    names = networks()
+    texts = {network: names[network] for network in scores}
+    by_text = {text: columns[index].mean() for index, text in enumerate(texts.values())}
+    ranking = sorted(by_text, key=by_text.get, reverse=True)
+    bert = abz.BERT_ATTENTION
+    known = {"BERT": f"{bert} | {bert}", "hybrid": f"conv3 | {bert}",
+             "hybrid, attention first": f"{bert} | conv3"}
+    standing = {name: {"score": by_text[text], "rank": 1 + ranking.index(text)}
+                for name, text in known.items() if text in by_text}
+    convolutions = [text for text in ranking if "Q" not in text]
+    if convolutions:
+        best = convolutions[0]
+        standing["best convolutions alone"] = {
+            "network": best, "score": by_text[best], "rank": 1 + ranking.index(best)}
+    worth = {}
+    for layer, name in itertools.product(range(2), LAYERS):
+        chosen = [by_text[text] for network, text in texts.items()
+                  if LAYERS[network[layer]] == name]
+        if chosen:
+            worth.setdefault(name, []).append(statistics.mean(chosen) - means.mean())
+    quantiles = (0, 5, 10, 25, 50, 75, 90, 95, 100)
+    return {
+        "networks": len(scores),
+        "trainings": columns.shape[1],
+        "ICC of one training": single,
+        "ICC of the mean": mean,
+        "sd between networks": between,
+        "sd between trainings": within,
+        "fraction above 0.97": (means > 0.97).mean(),
+        "quantiles": dict(zip(map(str, quantiles), np.percentile(means, quantiles))),
+        "histogram": np.histogram(means, 20, (0, 1))[0].tolist(),
+        "best": {text: by_text[text] for text in ranking[:10]},
+        "standing": standing,
+        "worth as first and second layer": worth,
+    }
+
+
+def rounded(value, digits=4):
+    """The same structure with rounded numbers."""
+    if isinstance(value, dict):
+        return {name: rounded(each, digits) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(each, digits) for each in value]
+    return round(float(value), digits) if isinstance(value, float) else value

@@ -1,0 +1,83 @@
+"""Two graded tasks that judge networks of the closed space (search_table.py), in GLUE's layout.
+
+They were chosen by test-retest reliability; results/autobert_zero/reliability.json has the figures,
+also of the designs that failed. Scores rise smoothly with skill: easy and hard examples stand in one
+task, and partial rules pay.
+"""
+from pathlib import Path
+
+from data import demo
+from data.demo import GLUE, NOUNS, STATES, TRUE, enumerated
+
+LONGEST = 200  # characters of an example
+
+
+def reach(text, label):
+    """MNLI: four to seven things have a state; is that of the marked one what text 2 says, the
+    opposite, or something else? The state stands next to the marker ("the default open list"), or
+    up to six phrases after it (20 words), a quarter of the examples each for four distances."""
+    rng = text.rng
+    answer = {"entailment": "open", "contradiction": "empty", "neutral": "large"}[label]
+    nouns = rng.sample(NOUNS, rng.randint(4, 7))
+    marked = rng.randrange(len(nouns))
+    distance = rng.randrange(4)
+    items = []
+    for number, noun in enumerate(nouns):
+        if number == marked:
+            state = answer
+            kind = distance
+            phrases = [0, rng.randint(0, 1), rng.randint(2, 3), rng.randint(4, 6)][kind]
+            mark = "default "
+        else:
+            state = rng.choice(STATES)
+            kind = rng.randrange(4)
+            phrases = [0, 0, 1, 2][kind] if rng.random() < 0.5 else 0
+            mark = ""
+        if kind == 0:
+            items.append(f"the {mark}{state} {noun}")
+        else:
+            between = rng.choices(text.phrases, k=phrases)
+            items.append(" ".join([f"the {mark}{noun}", *between, "is", state]))
+    return [enumerated(items).capitalize() + ".", "The default one is open."]
+
+
+def scope(text, label):
+    """SST-2: are most of the things open that it has now? A clause begins with "now" or "once" and
+    has one to three things; what it once had does not count. Three to six clauses."""
+    rng = text.rng
+    clauses = rng.randint(3, 6)
+    kinds = [rng.random() < 0.5]  # whether a clause counts
+    while len(kinds) < clauses:
+        kinds.append(not kinds[-1])
+    counted = 0
+    while counted % 2 == 0:  # no ties
+        sizes = [rng.randint(1, 3) for _ in kinds]
+        counted = sum(size for size, kind in zip(sizes, kinds) if kind)
+    counts = [kind for size, kind in zip(sizes, kinds) for _ in range(size)]
+    states = rng.choices(STATES[:2], k=len(counts))
+    votes = [state for state, count in zip(states, counts) if count]
+    if (votes.count("open") > counted / 2) != (label in TRUE):
+        states = [STATES[state == "open"] if count else state
+                  for state, count in zip(states, counts)]
+    nouns = rng.sample(NOUNS, len(counts))
+    items = iter([f"{state} {noun}" for state, noun in zip(states, nouns)])
+    parts = [f"{'now' if kind else 'once'} {enumerated([next(items) for _ in range(size)])}"
+             for size, kind in zip(sizes, kinds)]
+    return ["; ".join(parts).capitalize() + "."]
+
+
+RULES = {"MNLI": reach, "SST-2": scope}
+
+
+def write_tasks(folder):
+    """Write train and dev of both tasks below a folder, unless they are there; returns it."""
+    folder = Path(folder)
+    mark = folder / "made"
+    if not mark.exists():
+        tasks = {name: (rule, *GLUE[name][1:]) for name, rule in RULES.items()}
+        parts = demo.deal(demo.read_documents())
+        for path, content in demo.glue_files(parts, tasks, LONGEST):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(content, encoding="utf-8")
+        mark.touch()
+    return folder
