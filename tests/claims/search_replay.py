@@ -1,24 +1,24 @@
 """Searches replayed on the table of search_table.py: thousands of seeds in minutes.
 
-A replayed search follows autobert_zero.propose in the closed space. Children outside the space are
-drawn again: the chance of each child inside it is computed and normalised. A search sees the scores
-of one training seed; the mean of the other seeds judges what it found. Searches of a seed see the
-same scores and the same initial population.
+A replayed search follows autobert_zero.propose in the closed space. It draws from the exact
+distribution of a parent's children, without those outside the space and those that were trained,
+which a search draws again. A search sees the scores of one training seed; the mean of the other
+seeds judges what it found. Searches of a seed see the same scores and the same initial population.
 """
-import collections
 import functools
-import math
-import random
+import itertools
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import numpy as np
 
 import autobert_zero as abz
 from tests.claims.search_table import ATTENTIONS, LAYERS
+from tests.claims.study import interval
 
 KERNELS = len(abz.KERNELS)  # a layer below this number is a convolution
 COUNTS = (20, 50, 100, 200, 400, 775)  # candidates at which a search is judged
-TRIES = 100  # draws of a new child; then a random network takes its place
+SIZE = len(LAYERS)  # a network is the number first layer x SIZE + second layer
 
 
 class Settings(NamedTuple):
@@ -44,72 +44,69 @@ PRINTED = Settings(sharpness=1.0, standardised=False, uniform=0.0, prior=0.0, ch
 
 
 class Edits(NamedTuple):
-    """The edits of an attention that stay in the space, one entry for each child of each cell, an
-    edit at a position."""
-    legal: np.ndarray  # (cells, operations): whether the cell has a legal child of the operation
+    """The edits of all attentions that stay in the space. A cell is an edit of an operation; an
+    entry is one of its children inside the space."""
+    legal: np.ndarray  # (cells, operations): whether the cell has a child of the operation
     position: np.ndarray  # (cells,) of the new operation
     cell: np.ndarray  # (entries,)
+    parent: np.ndarray  # (entries,) in LAYERS
+    child: np.ndarray  # (entries,) in LAYERS
     operation: np.ndarray  # (entries,) in OPS; -1 for an edit without a new operation
     chance: np.ndarray  # (entries,) of the child, given its cell and operation
-    child: np.ndarray  # (entries,) in LAYERS
-
-
-def legal_children(parent):
-    """{(edit, position): {new operation or None: [legal children]}} as in abz.edit_attention."""
-    parts = [*abz.INPUTS, *abz.path_of(parent)]
-    cells = collections.defaultdict(lambda: collections.defaultdict(list))
-    for edit in abz.EDITS:
-        for number in range(len(abz.INPUTS), len(parts)):
-            position = number - len(abz.INPUTS) + (edit is abz.append)
-            for op, new in edit(parts[number], parts[:number]):
-                child = abz.canonical(abz.substitute(parent, parts[number], new))
-                if child == parent or not abz.searchable(child):
-                    continue
-                path = [*abz.path_of(child)]
-                if op is None or position < len(path) and path[position][0] == op:
-                    cells[edit.__name__, number, position][op].append(child)
-    return cells
 
 
 @functools.cache
 def edits():
-    """{number in LAYERS: Edits} of the attentions."""
+    """The Edits, with the chances of abz.edit_attention."""
     expressions = [abz.parse_formula(text) for text in ATTENTIONS]
     numbers = {expression: KERNELS + index for index, expression in enumerate(expressions)}
-    tables = {}
-    for expression, number in numbers.items():
-        cells = legal_children(expression)
-        legal = [[op in cell for op in abz.OPS] for cell in cells.values()]
-        entries = []
-        for index, cell in enumerate(cells.values()):
-            for op, children in cell.items():
-                inside = [numbers[child] for child in children if child in numbers]
-                code = -1 if op is None else abz.OPS.index(op)
-                entries += [(index, code, 1 / len(children), child) for child in inside]
-        positions = [position for _, _, position in cells]
-        columns = [np.array(column) for column in zip(*entries)]
-        tables[number] = Edits(np.array(legal), np.array(positions), *columns)
-    return tables
+    legal = []
+    positions = []
+    entries = []
+    for expression, parent in numbers.items():
+        for edit, index in itertools.product(abz.EDITS, range(len(abz.path_of(expression)))):
+            children = abz.legal_children(expression, edit, index)
+            position = index + (edit is abz.append)
+            codes = [-1] * len(children)  # delete and rewire are drawn uniformly (D35)
+            if edit not in (abz.delete, abz.rewire):
+                ends = [[*abz.path_of(child)][:position + 1][-1] for child in children]
+                codes = [abz.OPS.index(op) for op, *_ in ends]
+            for code, child in zip(codes, children):
+                if child in numbers:
+                    chance = 1 / codes.count(code)
+                    entries.append((len(legal), parent, numbers[child], code, chance))
+            legal.append([code in codes for code in range(len(abz.OPS))])
+            positions.append(position)
+    columns = [np.array(column) for column in zip(*entries)]
+    return Edits(np.array(legal, float), np.array(positions), *columns)
 
 
 def neighbours():
     """{number of an attention: numbers of the attentions one edit away}."""
-    return {number: set(table.child.tolist()) for number, table in edits().items()}
+    table = edits()
+    return {number: {*table.child[table.parent == number].tolist()}
+            for number in range(KERNELS, SIZE)}
 
 
 @functools.cache
 def operations():
     """(layers, positions, operations): 1 where an attention has an operation at a position."""
-    has = np.zeros((len(LAYERS), abz.MAX_PATH + 1, len(abz.OPS)))
+    has = np.zeros((SIZE, abz.MAX_PATH + 1, len(abz.OPS)))
     for number, text in enumerate(ATTENTIONS, KERNELS):
         for position, (op, *_) in enumerate(abz.path_of(abz.parse_formula(text))):
             has[number, position, abz.OPS.index(op)] = 1
     return has
 
 
-def weights_of(totals, counts, settings):
-    """The softmax (Sec. 3.2) of Eq. 3 before normalisation: (rows, options) of the summed scores
-    and the numbers of samples of the options in each distribution."""
+def normalised(weights):
+    """Rows that sum to 1; rows of zeros stay."""
+    total = weights.sum(-1, keepdims=True)
+    return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+
+
+def priorities(totals, counts, settings):
+    """The softmax (Sec. 3.2) of Eq. 3, not normalised: (rows, options) of the summed scores and the
+    numbers of samples of the options in each distribution."""
     N = counts.sum(-1, keepdims=True)
     mean = totals.sum(-1, keepdims=True) / np.maximum(N, 1)
     prior = np.where(counts == 0, 1.0, settings.prior)  # an option that was never tried has a mean
@@ -119,155 +116,271 @@ def weights_of(totals, counts, settings):
     return np.exp(scores - scores.max(-1, keepdims=True)) + 1e-12
 
 
-class Priority:
-    """The distributions of a round: over operations at each position, over kernels in each
-    layer."""
-
-    def __init__(self, pairs, scores, settings):
-        self.settings = settings
-        self.draws = {}
-        kernels = np.zeros((2, 2, KERNELS))  # totals and counts, layer, kernel
-        ops = np.zeros((2, abz.MAX_PATH + 1, len(abz.OPS)))
-        if settings.strategy == "op-nas":
-            values = np.array(scores)
-            if settings.standardised:
-                values = (values - values.mean()) / (values.std() or 1.0)
-            layers = np.array(pairs)  # (candidates, 2)
-            for kind, amounts in enumerate((values, np.ones_like(values))):
-                by_layer = np.zeros(len(LAYERS))
-                for layer in range(2):
-                    sums = np.bincount(layers[:, layer], amounts, len(LAYERS))
-                    kernels[kind, layer] = sums[:KERNELS]
-                    by_layer += sums
-                ops[kind] = np.tensordot(by_layer, operations(), 1)
-        self.kernels = weights_of(*kernels, settings)
-        self.ops = weights_of(*ops, settings)
-
-    def mix(self, weights, legal):
-        """Probabilities of the legal options, with the uniform part."""
-        weights = weights * legal
-        each = legal / np.maximum(legal.sum(-1, keepdims=True), 1)
-        total = np.maximum(weights.sum(-1, keepdims=True), 1e-300)
-        uniform = self.settings.uniform
-        return (1 - uniform) * weights / total + uniform * each
-
-    def draw(self, key, rng):
-        """A kernel for the layer key = ("conv", layer), or a child of the attention `key`."""
-        if key not in self.draws:
-            if isinstance(key, tuple):
-                chances = self.mix(self.kernels[key[1]], np.ones(KERNELS))
-                options = range(KERNELS)
-            else:
-                table = edits()[key]
-                chosen = self.mix(self.ops[table.position], table.legal.astype(float))
-                chances = table.chance * np.where(
-                    table.operation < 0, 1.0, chosen[table.cell, table.operation])
-                options = table.child.tolist()
-            self.draws[key] = options, np.cumsum(chances).tolist()
-        options, cumulative = self.draws[key]
-        return rng.choices(options, cum_weights=cumulative)[0]
+def mixed(weights, legal, settings):
+    """Probabilities of the legal options, of which a part is uniform."""
+    return ((1 - settings.uniform) * normalised(weights * legal)
+            + settings.uniform * normalised(legal))
 
 
-def random_layer(rng, settings):
-    if rng.random() < settings.attentions:
-        return rng.randrange(KERNELS, len(LAYERS))
-    return rng.randrange(KERNELS)
-
-
-def random_network(rng, settings):
-    return random_layer(rng, settings), random_layer(rng, settings)
-
-
-def mutate(parent, rng, priority):
-    """As abz.mutate."""
-    child = [*parent]
-    if rng.random() < priority.settings.change_kind:
-        layer = rng.randrange(2)
-        attentions = [other for other in parent if other >= KERNELS]
-        if child[layer] >= KERNELS:
-            child[layer] = rng.randrange(KERNELS)
-        elif attentions and rng.random() < 0.5:
-            child[layer] = rng.choice(attentions)
-        else:
-            child[layer] = rng.randrange(KERNELS, len(LAYERS))
-    layer = rng.randrange(2)
-    key = ("conv", layer) if child[layer] < KERNELS else child[layer]
-    child[layer] = priority.draw(key, rng)
-    return tuple(child)
-
-
-def replay(scores, order, seed, settings, budget=COUNTS[-1]):
-    """[(number of trainings, network, score that the search sees)] of a search.
-
-    scores: {network: scores of the training seeds}. order: the training seeds that the search uses
-    of them, one after the other."""
-    rng = random.Random(f"population {seed}")
-    seen = {}  # {network: score}
-    spent = 0
-    trained = []
-
-    def train(network, trainings):
-        nonlocal spent
-        spent += trainings - seen.get(network, (0, 0.0))[0]
-        values = [scores[network][number] for number in order[:trainings]]
-        seen[network] = trainings, sum(values) / trainings
-        trained.append((spent, network, seen[network][1]))
-
-    while spent < min(settings.population, budget):
-        network = random_network(rng, settings)
-        if network not in seen:
-            train(network, settings.trainings)
-    rng = random.Random(f"children {seed}")
-    while spent < budget:
-        ranking = sorted(seen, key=lambda network: -seen[network][1])
-        if settings.again and settings.strategy != "random":
-            for network in ranking[:2 * settings.parents]:
-                if seen[network][0] == 1:
-                    train(network, 2)
-            ranking = sorted(seen, key=lambda network: -seen[network][1])
-        priority = Priority([*seen], [score for _, score in seen.values()], settings)
-        found = []
-        for number in range(settings.parents * settings.children):
-            parent = ranking[number // settings.children % len(ranking)]
-            for _ in range(TRIES):
-                child = random_network(rng, settings)
-                if settings.strategy != "random":
-                    child = mutate(parent, rng, priority)
-                if child not in seen and child not in found:
-                    break
-            while child in seen or child in found:  # all children of the parent are known
-                child = rng.randrange(len(LAYERS)), rng.randrange(len(LAYERS))
-            found.append(child)
-        for child in found:
-            train(child, settings.trainings)
-    return trained
-
-
-def judge(trained, truth, counts=COUNTS):
-    """(true score of the best, mean true score of the five best) at each number of trainings; best
-    by the score that the search saw."""
-    results = []
-    latest = {}
-    position = 0
-    for count in counts:
-        while position < len(trained) and trained[position][0] <= count:
-            _, network, score = trained[position]
-            latest[network] = score
-            position += 1
-        best = sorted(latest, key=lambda network: -latest[network])[:5]
-        values = [truth[network] for network in best]
-        results.append((values[0], sum(values) / len(values)))
+def layer_edits(networks, scores, settings):
+    """Two (SIZE, SIZE) matrices, the probabilities of an intra-layer mutation of the first and of
+    the second layer, from the networks so far, (candidates,), and their scores."""
+    layers = np.divmod(networks, SIZE)
+    values = scores
+    if settings.standardised:
+        values = (scores - scores.mean()) / (scores.std() or 1.0)
+    amounts = np.array([values, np.ones_like(values)]) * (settings.strategy == "op-nas")
+    sums = np.array([[np.bincount(layer, amount, SIZE) for layer in layers] for amount in amounts])
+    table = edits()
+    by_position = np.tensordot(sums.sum(1), operations(), 1)  # totals and counts
+    chosen = mixed(priorities(*by_position, settings)[table.position], table.legal, settings)
+    chances = table.chance * np.where(
+        table.operation < 0, 1.0, chosen[table.cell, table.operation])
+    flat = np.bincount(table.parent * SIZE + table.child, chances, SIZE * SIZE)
+    attentions = normalised(flat.reshape(SIZE, SIZE))
+    kernels = mixed(priorities(*sums[:, :, :KERNELS], settings), np.ones((2, KERNELS)), settings)
+    results = np.array([attentions, attentions])
+    results[:, :KERNELS, :KERNELS] = kernels[:, None]
     return results
 
 
-def study(scores, settings, seeds, seen=1):
-    """(searches, counts, 2): judge() of replays with these search seeds. seen: the number of
-    training seeds that a search may use; the others are the truth."""
-    number = len(next(iter(scores.values())))
+def kind_changes(parent, settings):
+    """(SIZE, SIZE): the probability of each network after the inter-layer mutation of a parent."""
+    result = np.zeros((SIZE, SIZE))
+    layers = divmod(parent, SIZE)
+    result[layers] = 1 - settings.change_kind
+    for changed, layer in enumerate(layers):
+        other = layers[1 - changed]
+        options = np.zeros(SIZE)
+        if layer >= KERNELS:
+            options[:KERNELS] = 1 / KERNELS
+        else:
+            copied = 0.5 if other >= KERNELS else 0.0  # half of them are the other layer's (D24)
+            options[KERNELS:] = (1 - copied) / len(ATTENTIONS)
+            options[other] += copied
+        place = (slice(None), other) if changed == 0 else (other, slice(None))
+        result[place] += settings.change_kind / 2 * options
+    return result
+
+
+def children_of(parent, changes, settings):
+    """(networks,): the probability of each child of a parent; as in abz.mutate."""
+    first, second = changes
+    after = kind_changes(parent, settings)
+    return (first.T @ after / 2 + after @ second / 2).ravel()
+
+
+def random_networks(settings):
+    """(networks,): the probability of each random network; as in abz.sample_arch."""
+    layer = np.full(SIZE, settings.attentions / len(ATTENTIONS))
+    layer[:KERNELS] = (1 - settings.attentions) / KERNELS
+    return np.outer(layer, layer).ravel()
+
+
+def draw(probabilities, free, number, rng):
+    """`number` different networks of those that are free; uniform ones where too few have a
+    probability."""
+    chances = np.where(free, probabilities, 0.0)
+    if (chances > 0).sum() < number:
+        chances = np.where(free, probabilities + 1e-9, 0.0)
+    return rng.choice(len(free), number, replace=False, p=chances / chances.sum())
+
+
+def replay(scores, settings, seed, budget=COUNTS[-1]):
+    """[(number of trainings so far, network, its score)] of a search: a network that is trained
+    once more stands there twice. scores: (networks, trainings), NaN outside the table."""
+    free = ~np.isnan(scores[:, 0])
+    by_chance = random_networks(settings)
+    rng = np.random.default_rng([seed, 0])
+    trained = np.zeros(len(scores), int)
+    seen = np.full(len(scores), -np.inf)
+    steps = []
+    spent = 0
+
+    def train(networks, trainings):
+        nonlocal spent
+        for network in networks.tolist():
+            spent += trainings - trained[network]
+            trained[network] = trainings
+            seen[network] = scores[network, :trainings].mean()
+            free[network] = False
+            steps.append((spent, network, seen[network]))
+
+    train(draw(by_chance, free, settings.population // settings.trainings, rng),
+          settings.trainings)
+    rng = np.random.default_rng([seed, 1])
+    while spent < budget:
+        parents = np.argsort(-seen, kind="stable")[:settings.parents]
+        if settings.again:
+            train(parents[trained[parents] == 1], 2)
+            parents = np.argsort(-seen, kind="stable")[:settings.parents]
+        if settings.strategy == "random":
+            train(draw(by_chance, free, settings.parents * settings.children, rng),
+                  settings.trainings)
+            continue
+        known = np.flatnonzero(trained)
+        changes = layer_edits(known, seen[known], settings)
+        proposals = []
+        for parent in parents.tolist():
+            chances = children_of(parent, changes, settings)
+            found = draw(chances, free, settings.children, rng)
+            free[found] = False
+            proposals.append(found)
+        train(np.concatenate(proposals), settings.trainings)
+    return steps
+
+
+def judge(steps, truth, counts=COUNTS):
+    """(counts, 2): the true score of the best, and the mean of the five best, at each number of
+    trainings; the best by the score that the search saw."""
     results = []
+    for count in counts:
+        seen = {network: score for spent, network, score in steps if spent <= count}
+        best = sorted(seen, key=seen.get, reverse=True)[:5]
+        results.append((truth[best[0]], truth[best].mean()))
+    return results
+
+
+def replay_all(scores, settings, seeds, views=1, budget=COUNTS[-1]):
+    """(searches, counts, 2): judge() of a replay with each seed. scores: (networks, seeds). views:
+    the number of training seeds that a search may see; the others are the truth."""
+    results = []
+    counts = [count for count in COUNTS if count <= budget]
     for seed in seeds:
-        order = [(seed + step) % number for step in range(number)]
-        truth = {network: sum(values[other] for other in order[seen:]) / (number - seen)
-                 for network, values in scores.items()}
-        results.append(judge(replay(scores, order, seed, settings), truth))
+        order = np.roll(np.arange(scores.shape[1]), seed)
+        truth = scores[:, order[views:]].mean(1)
+        results.append(judge(replay(scores[:, order], settings, seed, budget), truth, counts))
     return np.array(results)
+
+
+# --- experiments -------------
+
+STRATEGIES = {
+    "OP-NAS": OURS,
+    "OP-NAS as printed": PRINTED,
+    "evolution": OURS._replace(strategy="evolution"),
+    "random search": OURS._replace(strategy="random"),
+}
+# the demo's rounds, up to 100 candidates, and the paper's, up to 775
+SHAPES = {
+    "100": (100, {"population": 8, "parents": 2, "children": 2}),
+    "775": (775, {"population": 100, "parents": 5, "children": 5}),
+}
+# one change each of OP-NAS as ours
+VARIANTS = {
+    **{f"SHARPNESS {value}": {"sharpness": value} for value in (1, 2, 8, 16)},
+    **{f"alpha {value}": {"alpha": value} for value in (0.1, 1.0)},
+    **{f"uniform part {value}": {"uniform": value} for value in (0.0, 0.3)},
+    "scores as they are (D9)": {"standardised": False},
+    "no prior sample (D8)": {"prior": 0.0},
+    **{f"a kind changes with probability {value} (D16)": {"change_kind": value}
+       for value in (0.0, 1.0)},
+    **{f"attentions with probability {value} (D23)": {"attentions": value}
+       for value in (0.5, 0.8)},
+    "one parent of all children": {"parents": 0},
+    "twice as many parents, half the children": {"parents": 2},
+    "half the population": {"population": 0.5},
+    "twice the population": {"population": 2},
+}
+# these see two training seeds; the third is the truth
+TWO_VIEWS = {
+    "two trainings of each candidate": {"trainings": 2},
+    "parents are trained once more": {"again": True},
+}
+SEEDS = 1000  # searches of a strategy
+VARIANT_SEEDS = 200  # searches of a variant
+
+
+def varied(shape, change):
+    """The settings of a variant. Changes of a shape are factors; the children of a round keep their
+    number."""
+    settings = dict(shape)
+    for name, value in change.items():
+        settings[name] = max(1, round(value * shape[name])) if name in shape else value
+    settings["children"] = shape["parents"] * shape["children"] // settings["parents"]
+    return OURS._replace(**settings)
+
+
+def plan(views):
+    """{(shape, name): (settings, views, searches)} of all experiments that need at most this number
+    of training seeds that a search may see."""
+    calls = {}
+    for size, (_, shape) in SHAPES.items():
+        for name, settings in STRATEGIES.items():
+            calls[size, name] = settings._replace(**shape), 1, SEEDS
+        for name, change in VARIANTS.items():
+            calls[size, name] = varied(shape, change), 1, VARIANT_SEEDS
+        if views > 1:
+            calls[size, "OP-NAS, judged by one"] = OURS._replace(**shape), 2, VARIANT_SEEDS
+            for name, change in TWO_VIEWS.items():
+                calls[size, name] = varied(shape, change), 2, VARIANT_SEEDS
+    return calls
+
+
+def experiment(call):
+    """replay_all of (scores, settings, views, seeds, budget)."""
+    scores, settings, views, seeds, budget = call
+    return replay_all(scores, settings, seeds, views, budget)
+
+
+def run_experiments(scores, jobs):
+    """{task: {(shape, name): (searches, counts, 2)}}. scores: {task: (networks, seeds)}."""
+    edits()  # once, in the parent of all processes
+    keys = []
+    calls = []
+    for task, array in scores.items():
+        for key, (settings, views, searches) in plan(array.shape[1] - 1).items():
+            for first in range(0, searches, 100):
+                keys.append((task, key))
+                calls.append((array, settings, views, range(first, min(first + 100, searches)),
+                              SHAPES[key[0]][0]))
+    results = {}
+    with get_context("fork").Pool(jobs) as pool:
+        for (task, key), part in zip(keys, pool.imap(experiment, calls)):
+            results.setdefault(task, {}).setdefault(key, []).append(part)
+    return {task: {key: np.concatenate(parts) for key, parts in each.items()}
+            for task, each in results.items()}
+
+
+def difference(results, one, other):
+    """The Interval of the difference in the five best, of those searches that both have."""
+    pairs = zip(results[one][:, -1, 1], results[other][:, -1, 1])
+    return interval([float(a - b) for a, b in pairs])
+
+
+def report(scores, results):
+    """The record of a study: values, intervals, curves, variants and lines of a picture."""
+    intervals = {"replay-random": {}, "replay-evolution": {}, "replay-printed": {}}
+    others = "random search", "evolution", "OP-NAS as printed"
+    curves = {}
+    variants = {}
+    best = {}
+    for task, experiments in results.items():
+        best[task] = float(np.nanmax(scores[task].mean(1)))
+        for size, name in experiments:
+            means = experiments[size, name].mean(0).round(4)
+            key = f"{task}, up to {size}"
+            if name in STRATEGIES:
+                counts = COUNTS[:len(means)]
+                curves.setdefault(key, {})[name] = {
+                    str(count): row.tolist() for count, row in zip(counts, means)}
+                continue
+            base = "OP-NAS, judged by one" if name in TWO_VIEWS else "OP-NAS"
+            if name != "OP-NAS, judged by one":
+                measured = difference(experiments, (size, name), (size, base))
+                variants.setdefault(key, {})[name] = [round(each, 4) for each in measured]
+        for claim, other in zip(intervals, others):
+            for size in SHAPES:
+                label = f"{task}, {size} candidates"
+                intervals[claim][label] = difference(
+                    experiments, (size, "OP-NAS"), (size, other))
+    points = curves["MNLI, up to 775"]
+    return {
+        "values": {name: [each["775"][1]] for name, each in points.items()},
+        "intervals": intervals,
+        "best of the table": best,
+        "curves": curves,
+        "variants": variants,
+        "lines": {name: [[int(count), row[1]] for count, row in each.items()]
+                  for name, each in points.items()},
+    }

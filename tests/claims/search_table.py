@@ -2,8 +2,9 @@
 
 The field's answer to noisy searches is a tabular benchmark (Ying et al. 2019, NAS-Bench-101; Dong
 and Yang 2020, NAS-Bench-201): train every network of a small space once, then replay searches.
-Here a network has two layers. A layer is one of the seven convolutions or one of ATTENTIONS: BERT's,
-those of Figure 7, and others, so that each is one edit of a search away from at least three others.
+Here a network has two layers. A layer is one of the seven convolutions or one of ATTENTIONS:
+BERT's, those of Figure 7, and others, so that each is one edit of a search away from at least three
+others.
 
 A network is trained as a candidate of the demo's search: from a warm start of its seed, 50 steps of
 pre-training, then fine-tuning on each task. Seeds change the warm start, the text, the masks, the
@@ -178,16 +179,53 @@ def train_table(path, corpus, glue, jobs, minutes):
 # --- the table and its report -------------
 
 
-def scores_of(lines, tasks=tuple(TASKS)):
-    """{network: mean score on the tasks of each seed} of the networks with all seeds that the table
-    has. A diverged network scores 0."""
-    by_network = {}
+def columns_of(lines, task):
+    """{seed: (networks,)} of a task, NaN where the table has no line. A diverged network scores
+    0."""
+    columns = {}
     for line in lines:
-        scores = [line["scores"].get(task, 0.0) for task in tasks]
-        by_network.setdefault(tuple(line["network"]), {})[line["seed"]] = statistics.mean(scores)
-    seeds = sorted({line["seed"] for line in lines})
-    return {network: [by_seed[seed] for seed in seeds]
-            for network, by_seed in sorted(by_network.items()) if len(by_seed) == len(seeds)}
+        first, second = line["network"]
+        column = columns.setdefault(line["seed"], np.full(len(networks()), np.nan))
+        column[first * len(LAYERS) + second] = line["scores"].get(task, 0.0)
+    return columns
+
+
+def complete(columns):
+    """(networks, seeds) of {seed: (networks,)}: the seeds that nine tenths of the networks have;
+    NaN where a network lacks one of them."""
+    kept = [columns[seed] for seed in sorted(columns) if np.isfinite(columns[seed]).mean() > 0.9]
+    array = np.stack(kept, 1)
+    array[np.isnan(array).any(1)] = np.nan
+    return array
+
+
+def scores_of(lines, task):
+    """{(first layer, second layer): scores} of the networks that complete() keeps."""
+    array = complete(columns_of(lines, task))
+    return {pair: row.tolist() for pair, row in zip(networks(), array) if np.isfinite(row).all()}
+
+
+def pack(lines):
+    """{"TASK SEED": [text of a row]}: the table, a row for each first layer, with the scores of
+    each second layer in units of 0.0001, "-" where there is none."""
+    packed = {}
+    for task in TASKS:
+        for seed, column in sorted(columns_of(lines, task).items()):
+            packed[f"{task} {seed}"] = [
+                " ".join("-" if np.isnan(score) else str(round(10_000 * score)) for score in row)
+                for row in column.reshape(len(LAYERS), len(LAYERS))]
+    return packed
+
+
+def unpack(packed):
+    """{task: (networks, seeds)} of pack()'s result, as complete() gives it."""
+    columns = {}
+    for name, rows in packed.items():
+        task, seed = name.split()
+        scores = [math.nan if word == "-" else int(word) / 10_000
+                  for row in rows for word in row.split()]
+        columns.setdefault(task, {})[int(seed)] = np.array(scores)
+    return {task: complete(each) for task, each in columns.items()}
 
 
 def reliability(columns):
@@ -199,6 +237,11 @@ def reliability(columns):
     between = k * means.var(ddof=1)
     within = columns.var(1, ddof=1).mean()
     return (between - within) / (between + (k - 1) * within), (between - within) / between
+
+
+def reliability_of(*seeds):
+    """ICC of one training of columns (networks,), one for each seed."""
+    return reliability(np.stack(seeds, 1))[0]
 
 
 def deviations(columns):

@@ -1,8 +1,8 @@
 """Two graded tasks that judge networks of the closed space (search_table.py), in GLUE's layout.
 
-They were chosen by test-retest reliability; results/autobert_zero/reliability.json has the figures,
-also of the designs that failed. Scores rise smoothly with skill: easy and hard examples stand in one
-task, and partial rules pay.
+`reach` was chosen by test-retest reliability; results/autobert_zero/reliability.json has the
+figures, also of the designs that failed. Scores rise smoothly with skill: easy and hard examples
+stand in one task, and partial rules pay.
 """
 from pathlib import Path
 
