@@ -185,7 +185,7 @@ def columns_of(lines, task):
     columns = {}
     for line in lines:
         first, second = line["network"]
-        column = columns.setdefault(line["seed"], np.full(len(networks()), np.nan))
+        column = columns.setdefault(line["seed"], np.full(len(LAYERS) ** 2, np.nan))
         column[first * len(LAYERS) + second] = line["scores"].get(task, 0.0)
     return columns
 
