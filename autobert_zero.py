@@ -959,8 +959,8 @@ def ucb(totals, counts, alpha):
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
     # D8: mu_i includes one pseudo-sample at the overall mean, so that a single sample decides
     # nothing; an option that was never tried has only that, and N_i = 1
-    return [(total + mean) / (count + 1) + bonus / math.sqrt(max(count, 1))
-            for total, count in zip(totals, counts)]
+    return [(total + mean) / (tries + 1) + bonus / math.sqrt(max(tries, 1))
+            for total, tries in zip(totals, counts)]
 
 
 def ranked(history):
