@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import autobert_zero as abz
-from common.checkpoint import load_file
+from common.files import load_file
 from common.tokenization import load_tokenizer
 from data.corpus import Corpus
 from data.inputs import Data
