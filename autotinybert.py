@@ -46,14 +46,9 @@ from torch import nn
 # --- configuration --------
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Config:
-    """Every knob. Its comment is the help text. Flags override presets, presets defaults."""
-    given = frozenset()  # the flags that were given
-    program = "autotinybert"  # the file's name
-    models = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
-    writes = (  # for --restart, next to common.run.WRITES
-        "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json")
+    """Every setting. Its comment is the help text. Flags override presets, presets defaults."""
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
     restart: bool = False  # start again in an existing run folder
@@ -118,6 +113,9 @@ class Config:
     winners: int | None = None  # trained further; default: 3, Sec. 4.1, for fast 1 [>= 1]
 
 
+MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
+WRITES = (  # what --restart deletes, next to common.run.WRITES
+    "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json")
 MOST_LAYERS = 1000  # of an architecture that is given
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
@@ -282,9 +280,43 @@ def flops(arch, tokens=128):
 # --- model ----------------
 
 
+def leading(weight, shape):
+    """The leading part of every axis of a weight (Sec. 3.4, "bottom-left" there), as a slice that
+    autograd follows; the weight itself where it has this shape.
+
+    Weights of an attention have axes of heads and of their width, 1 and 2. It keeps the first
+    heads, and the leading part of each: Figure 3 (b) has fewer heads of full width, (c) all heads
+    with less of each. Without sub-matrix extraction (HAT and ILS of Table 3) the full d^q|k|v stays
+    in use and is split into another number of heads.
+    """
+    if weight.shape == shape:
+        return weight
+    if weight.dim() > 2 and weight.shape[1] * weight.shape[2] == shape[1] * shape[2]:
+        weight = weight.flatten(1, 2).unflatten(1, shape[1:3])
+    return weight[tuple(map(slice, shape))]
+
+
+class Linear(nn.Linear):
+    """Maps to the first `outputs`, with the weights of the inputs that are there."""
+
+    def forward(self, x, outputs=None):
+        outputs = outputs or self.out_features
+        weight = leading(self.weight, (outputs, x.shape[-1]))
+        return F.linear(x, weight, leading(self.bias, (outputs,)))
+
+
+class LayerNorm(nn.LayerNorm):
+    """Mean and variance are those of the dimensions that are there."""
+
+    def forward(self, x):
+        width = x.shape[-1:]
+        return F.layer_norm(
+            x, width, leading(self.weight, width), leading(self.bias, width), self.eps)
+
+
 class Layer(nn.Module):
-    """A Transformer layer, Eq. 1 to 3. (B, T, H) -> (B, T, H). The weights of the attention have
-    an axis of heads."""
+    """A Transformer layer, Eq. 1 to 3, or a part of one. (B, T, H) -> (B, T, H). The weights of the
+    attention have an axis of heads."""
 
     def __init__(self, hidden, ffn, heads, qkv, dropout):
         super().__init__()
@@ -293,42 +325,47 @@ class Layer(nn.Module):
         self.qkv_bias = nn.Parameter(torch.zeros(3, heads, D))
         self.output = nn.Parameter(torch.empty(hidden, heads, D))
         self.output_bias = nn.Parameter(torch.zeros(hidden))
-        self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
-        self.fc1 = nn.Linear(hidden, ffn)
-        self.fc2 = nn.Linear(ffn, hidden)
-        self.ffn_norm = nn.LayerNorm(hidden, eps=1e-12)
+        self.attention_norm = LayerNorm(hidden, eps=1e-12)
+        self.fc1 = Linear(hidden, ffn)
+        self.fc2 = Linear(ffn, hidden)
+        self.ffn_norm = LayerNorm(hidden, eps=1e-12)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, mask, positions=None, with_scores=False):
-        """mask: (B, 1, 1, T), True at real tokens, or None. positions: (B, I), the tokens whose
-        states are computed, or None for all. with_scores: also returns the input of the softmax,
-        unmasked (B, N, T, T)."""
-        projected = F.linear(x, self.qkv.flatten(0, 2), self.qkv_bias.flatten())  # (B, T, 3 N D)
-        projected = projected.unflatten(-1, self.qkv_bias.shape)  # (B, T, 3, N, D)
+    def forward(self, x, shape, mask, positions=None, with_scores=False):
+        """shape: d^f, h and d^q|k|v of the part that is used. mask: (B, 1, 1, T), True at real
+        tokens, or None. positions: (B, I), the tokens whose states are computed, or None for all.
+        with_scores: also returns the input of the softmax, unmasked (B, N, T, T)."""
+        ffn, N, Q = shape
+        D = Q // N
+        H = x.shape[-1]
+        weight = leading(self.qkv, (3, N, D, H)).flatten(0, 2)  # (3 N D, H)
+        bias = leading(self.qkv_bias, (3, N, D)).flatten()
+        projected = F.linear(x, weight, bias).unflatten(-1, (3, N, D))  # (B, T, 3, N, D)
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # (B, N, T, D)
         if positions is not None:
             x = x.take_along_dim(positions[..., None], 1)  # (B, I, H)
             query = query.take_along_dim(positions[:, None, :, None], 2)  # (B, N, I, D)
         dropout = self.dropout.p if self.training else 0.0
         if with_scores:
-            scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])  # (B, N, T, T)
+            scores = query @ key.transpose(-1, -2) / math.sqrt(D)  # (B, N, T, T)
             visible = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
             mixed = F.dropout(visible.softmax(-1), dropout) @ value  # Eq. 1
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout)  # Eq. 1
         # Eq. 1: each head by its W^o, and their sum; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
         mixed = mixed.transpose(1, 2).flatten(2)
-        mixed = F.linear(mixed, self.output.flatten(1), self.output_bias)
+        weight = leading(self.output, (H, N, D)).flatten(1)  # (H, Q)
+        mixed = F.linear(mixed, weight, leading(self.output_bias, (H,)))
         x = self.attention_norm(x + self.dropout(mixed))  # Eq. 2
         # D1: GELU, as in BERT and the released code; Eq. 3 prints a ReLU
-        x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x)))))  # Eq. 3
+        x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x, ffn)), H)))  # Eq. 3
         return (x, scores) if with_scores else x
 
 
 class Encoder(nn.Module):
-    """BERT without its pre-training heads. ids, token_type_ids (B, T), lengths (B,) -> (B, T, H).
-    embedding: the width E of the embeddings where it is not H, as in small ELECTRA teachers; such a
-    model is not cut."""
+    """BERT without its pre-training heads. A batch {"ids", "token_type_ids" (B, T), "lengths" (B,)
+    unless all are full, ...} -> (B, T, H). embedding: the width E of the embeddings where it is not
+    H, as in small ELECTRA teachers; such a model is not cut."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, positions=512, embedding=None):
         super().__init__()
@@ -337,29 +374,41 @@ class Encoder(nn.Module):
         self.token_embedding = nn.Embedding(vocab_size, E)
         self.position_embedding = nn.Embedding(positions, E)
         self.token_type_embedding = nn.Embedding(2, E)
-        self.norm = nn.LayerNorm(E, eps=1e-12)
+        self.norm = LayerNorm(E, eps=1e-12)
         self.project = nn.Linear(E, arch.hidden) if E != arch.hidden else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(Layer(arch.hidden, *shape, dropout) for shape in arch.shapes)
         self.pooler = nn.Linear(arch.hidden, arch.hidden)
         self.apply(init_weights)
 
-    def forward(self, ids, token_type_ids, lengths=None, positions=None, with_scores=False):
-        """lengths: real tokens of each sequence, or None for all. positions: (B, I), the tokens
-        whose states are returned, or None for all. with_scores: also returns the last layer's raw
+    def embed(self, batch, width):
+        """(B, T, width)"""
+        T = batch["ids"].shape[1]
+        tokens = self.token_embedding(batch["ids"])[..., :width]
+        positions = self.position_embedding.weight[:T, :width]
+        types = self.token_type_embedding(batch["token_type_ids"])[..., :width]
+        return self.dropout(self.norm(tokens + positions + types))
+
+    def forward(self, batch, arch=None, positions=None, with_scores=False):
+        """arch: the sub-model that computes, or None for all. positions: (B, I), the tokens whose
+        states are returned, or None for all. with_scores: also returns the last layer's raw
         attention scores (B, N, T, T)."""
-        T = ids.shape[1]
+        if arch is None:
+            x = self.project(self.embed(batch, None))  # (B, T, H)
+            arch = self.arch
+        else:
+            x = self.embed(batch, arch.hidden)
         mask = None
+        lengths = batch.get("lengths")
         if lengths is not None:
             # an empty sequence sees its first token, since a softmax over nothing is NaN
-            visible = torch.arange(T, device=ids.device) < lengths.clamp(min=1)[:, None]  # (B, T)
+            numbers = torch.arange(x.shape[1], device=x.device)
+            visible = numbers < lengths.clamp(min=1)[:, None]  # (B, T)
             mask = visible[:, None, None]  # (B, 1, 1, T)
-        x = self.token_embedding(ids) + self.position_embedding.weight[:T]  # (B, T, E)
-        x = self.dropout(self.norm(x + self.token_type_embedding(token_type_ids)))
-        x = self.project(x)  # (B, T, H)
-        for layer in self.layers[:-1]:
-            x = layer(x, mask)
-        return self.layers[-1](x, mask, positions, with_scores)
+        *first, (last, shape) = zip(self.layers, arch.shapes)  # the first l^t layers, Sec. 3.4
+        for layer, each in first:
+            x = layer(x, each, mask)
+        return last(x, shape, mask, positions, with_scores)
 
     def pool(self, x):
         """(B, T, H) -> (B, H), the input of classifiers."""
@@ -378,35 +427,38 @@ def init_weights(module):
 
 class LanguageModel(nn.Module):
     """Encoder with the masked-language-model head or, for distillation, a projection to the
-    teacher's width W (fit)."""
+    teacher's width W (fit). arch: of the sub-model that computes, or None for all."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, fit=0, positions=512):
         super().__init__()
+        self.sizes = vocab_size, dropout, fit, positions
         self.encoder = Encoder(arch, vocab_size, dropout, positions)
         if fit:
-            self.fit = nn.Linear(arch.hidden, fit)
+            self.fit = Linear(arch.hidden, fit)
             init_weights(self.fit)
         else:
-            self.transform = nn.Linear(arch.hidden, arch.hidden)
-            self.transform_norm = nn.LayerNorm(arch.hidden, eps=1e-12)
+            self.transform = Linear(arch.hidden, arch.hidden)
+            self.transform_norm = LayerNorm(arch.hidden, eps=1e-12)
             self.decoder_bias = nn.Parameter(torch.zeros(vocab_size))
             init_weights(self.transform)
 
-    def forward(self, ids, token_type_ids, lengths, masked_positions):
-        """MLM logits (B, I, V) at masked_positions (B, I)."""
-        x = self.encoder(ids, token_type_ids, lengths, masked_positions)  # (B, I, H)
-        x = self.transform_norm(F.gelu(self.transform(x)))
-        return F.linear(x, self.encoder.token_embedding.weight, self.decoder_bias)  # (B, I, V)
+    def forward(self, batch, arch=None):
+        """MLM logits (B, I, V) at the batch's masked_positions (B, I)."""
+        x = self.encoder(batch, arch, batch["masked_positions"])  # (B, I, H)
+        H = x.shape[-1]
+        x = self.transform_norm(F.gelu(self.transform(x, H)))
+        table = self.encoder.token_embedding.weight
+        return F.linear(x, leading(table, (len(table), H)), self.decoder_bias)  # (B, I, V)
 
-    def student(self, ids, token_type_ids, lengths):
+    def student(self, batch, arch=None):
         """The last layer's states (B, T, W) and raw attention scores (B, N, T, T)."""
-        x, scores = self.encoder(ids, token_type_ids, lengths, with_scores=True)
+        x, scores = self.encoder(batch, arch, with_scores=True)
         return self.fit(x), scores
 
 
 class TaskModel(nn.Module):
-    """Encoder with a linear head. A batch {"ids", "token_type_ids" (B, T), "lengths" (B,) unless
-    all are full, ...} -> logits (B, outputs), or of spans (B, T, 2). One output is a regression."""
+    """Encoder with a linear head. A batch -> logits (B, outputs), or of spans (B, T, 2). One output
+    is a regression."""
 
     def __init__(self, encoder, outputs, spans=False):
         super().__init__()
@@ -417,11 +469,10 @@ class TaskModel(nn.Module):
         init_weights(self.head)
 
     def forward(self, batch):
-        ids = batch["ids"]
-        inputs = ids, batch["token_type_ids"], batch.get("lengths")
         if self.spans:
-            return self.head(self.dropout(self.encoder(*inputs)))  # (B, T, 2)
-        cls = self.encoder(*inputs, torch.zeros_like(ids[:, :1]))  # (B, 1, H), the state of [CLS]
+            return self.head(self.dropout(self.encoder(batch)))  # (B, T, 2)
+        first = torch.zeros_like(batch["ids"][:, :1])
+        cls = self.encoder(batch, positions=first)  # (B, 1, H), the state of [CLS]
         return self.head(self.dropout(self.encoder.pool(cls)))
 
     def loss(self, batch):
@@ -448,7 +499,9 @@ def parameters(arch, vocab_size):
 
 def draw_archs(cfg, step, micro_batch):
     """Alg. 1, line 7: the architectures of the M sub-models of a micro-batch. Without EBL it is one
-    architecture for the whole batch."""
+    architecture for the whole batch; with --arch that one is trained (Sec. 3.6)."""
+    if cfg.arch:
+        return [parse_arch(cfg.arch)]
     batch_wise = "EBL" in VARIANTS[cfg.variant]
     rng = random.Random(f"{cfg.seed} sub-models {step} {micro_batch if batch_wise else 0}")
     space = search_space(cfg)
@@ -476,61 +529,18 @@ def why_outside(arch, top, variant="ebl"):
                 return f"{name} {size} of {arch} is more than the {limit} of {top}"
 
 
-AXES = {  # size of each axis: H hidden, F ffn, N heads, D head width, * all; a bias has the first
-    "qkv": "*NDH", "qkv_bias": "*ND", "output": "HND", "fc1": "FH", "fc2": "HF",
-    "token_embedding": "*H", "position_embedding": "*H", "token_type_embedding": "*H",
-    "pooler": "HH", "fit": "*H", "transform": "HH", "decoder_bias": "*"}  # all others: "H"
-
-
-def leading(weight, axes, sizes):
-    """The leading part of every axis of a weight (Sec. 3.4, "bottom-left" there), as a slice that
-    autograd follows.
-
-    Attention keeps its first heads, and the leading part of each: Figure 3 (b) has fewer heads of
-    full width, (c) all heads with less of each. Without sub-matrix extraction (HAT and ILS of
-    Table 3) the full d^q|k|v stays in use and is split into another number of heads.
-    """
-    if "N" in axes and weight.shape[1] * weight.shape[2] == sizes["N"] * sizes["D"]:
-        weight = weight.flatten(1, 2).unflatten(1, (sizes["N"], sizes["D"]))
-    return weight[tuple(slice(sizes.get(axis)) for axis in axes[:weight.dim()])]
-
-
-def part_of(module, name, arch, layer=0):
-    """A copy of a module whose weights are slices: the part that `arch` uses. name: of the module
-    in its parent. layer: the number of the layer that it is in."""
-    ffn, heads, qkv = arch.shapes[layer]
-    sizes = {"H": arch.hidden, "F": ffn, "N": heads, "D": qkv // heads}
-    part = copy.copy(module)
-    part._parameters = {}  # slices are no nn.Parameters, which an attribute would have to be
-    for key, value in module._parameters.items():
-        axes = AXES.get(name if key in ("weight", "bias") else key, "H")
-        part._parameters[key] = leading(value, axes, sizes)
-    part._modules = {}
-    for key, child in module._modules.items():
-        number = int(key) if name == "layers" else layer
-        if number < arch.layers:  # the first l^t layers, Sec. 3.4
-            part._modules[key] = part_of(child, key, arch, number)
-    if isinstance(part, nn.LayerNorm):
-        part.normalized_shape = part.weight.shape
-    return part
-
-
-def sub_model(model, arch, variant="ebl"):
-    """The sub-model `arch` of a LanguageModel; its gradients reach the model's weights. Cut
-    it again for each step. Raises ValueError where `arch` is not within the model."""
+@torch.no_grad()
+def extract(model, arch, variant="ebl"):
+    """The sub-model `arch` of a LanguageModel, with weights of its own: it computes what
+    model(batch, arch) does. Raises ValueError where `arch` is not within the model."""
     if reason := why_outside(arch, model.encoder.arch, variant):
         raise ValueError(reason)
-    part = part_of(model, "", arch)
-    part.encoder.arch = arch
-    return part
-
-
-def extract(model, arch, variant="ebl"):
-    """A sub-model with weights of its own."""
-    alone = sub_model(model, arch, variant)
-    for module in alone.modules():
-        for name, value in module._parameters.items():
-            module._parameters[name] = nn.Parameter(value.detach().clone())
+    with torch.device("meta"):
+        alone = LanguageModel(arch, *model.sizes)
+    weights = model.state_dict()
+    parts = {name: leading(weights[name], value.shape).clone()
+             for name, value in alone.state_dict().items()}
+    alone.load_state_dict(parts, assign=True)
     return alone
 
 
@@ -564,6 +574,7 @@ def time_model(arch, cfg):
     with device:
         encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
         ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
+    batch = {"ids": ids, "token_type_ids": ids}
     # D7: CPU seconds of a single CPU thread, which other processes do not lengthen; the paper
     # speaks of inference time, and its code reads the wall clock
     single = device.type == "cpu" and cfg.latency_threads == 1
@@ -573,7 +584,7 @@ def time_model(arch, cfg):
     times = []
     for _ in range(1 + 3):
         start = clock()
-        encoder.pool(encoder(ids, ids))
+        encoder.pool(encoder(batch))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(1000 * (clock() - start))
@@ -757,13 +768,6 @@ def mask_tokens(ids, tokenizer, generator):
     return ids.scatter(1, positions, changed), positions, originals.masked_fill(~masked, -100)
 
 
-def masked_loss(model, batch):
-    """batch: ids, token_type_ids, lengths, masked_positions, labels."""
-    *inputs, labels = batch
-    logits = model(*inputs)  # (B, I, V)
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-
-
 def distillation_loss(student, teacher, lengths):
     """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of
     the states (B, T, W) and of the raw attention scores (B, N, T, T), equally weighted. lengths:
@@ -790,22 +794,21 @@ def distillation_loss(student, teacher, lengths):
 if (Path(__file__).parent / "common").is_dir():
     from tqdm import tqdm
 
-    from common import glue
-    from common.cli import Diverged, Stop, UserError, run, start
+    from common import cli, glue
+    from common.cli import Diverged, Stop, UserError
     from common.files import jsonl, load_file, read_json, write_atomic, write_json
-    from common.run import Checkpoint, keep_model, processor, share_out, take_settings
+    from common.run import (
+        Checkpoint, RunFolder, keep_model, processor, read_run, settings_from, share_out)
     from common.distributed import (
-        Pace, autocast, average_gradients, launch, layer_activations, move, on_main, per_second,
-        pick_device, prefetch, print0, print_device_use, progress, reduce_mean, seed_everything,
-        seed_of, send, set_accumulate, training_cost)
+        Means, Pace, autocast, average_gradients, fit_accumulate, launch, layer_activations,
+        micro_batch_numbers, move, on_main, pick_device, prefetch, print0, print_device_use,
+        progress, seed_everything, seed_of, send, set_rate, training_cost)
     from common.finetune import (
         LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
         parse_tasks, percent, predict, print_summary, run_jobs, summarise)
     from data import corpus, hf_models
     from data.inputs import (
-        Data, check_vocabulary, open_run, open_tokenizer, words_after_training)
-
-    Config.writes += tuple(LONGEST_FIRST)  # --restart deletes a run's folders of tasks
+        Data, check_vocabulary, find_inputs, open_corpus, open_tokenizer, words_after_training)
 
 
 def schedule(step, steps, warmup):
@@ -814,6 +817,16 @@ def schedule(step, steps, warmup):
     if step < rise:
         return (step + 1) / rise
     return (steps - step) / max(1, steps - rise)
+
+
+def learning_rate(step, cfg):
+    """The learning rate of a step of training on text (Sec. 4.1)."""
+    return cfg.lr * schedule(step, cfg.steps, cfg.warmup)
+
+
+def phase_of(cfg):
+    """"superplm", or "further_train" of one architecture: the random numbers differ."""
+    return "further_train" if cfg.arch else "superplm"
 
 
 def draw_text(text, data, cfg, phase, position, count):
@@ -827,43 +840,95 @@ def draw_text(text, data, cfg, phase, position, count):
         pairs.segment_a, pairs.length_a, pairs.segment_b, pairs.length_b, data.tokenizer)
 
 
-def make_batch(columns, chosen, data, cfg, *key):
-    """A batch of the chosen sequences of draw_text: ids, token_type_ids (B, T), lengths (B,) or
-    None without padding, and, unless a teacher reads them, masked_positions and labels (B, I). T is
-    a multiple of 64, or --length. Masks are drawn from the key."""
+def language_batch(columns, chosen, data, cfg, *key):
+    """The chosen sequences of draw_text as a batch on the device: ids, token_type_ids (B, T),
+    lengths (B,) unless there is no padding, and, unless a teacher reads them, masked_positions and
+    labels (B, I). T is a multiple of 64, or --length. Masks are drawn from the key."""
     ids, token_type_ids, lengths = [column[chosen] for column in columns]
     width = min(cfg.length, 64 * math.ceil(lengths.max().item() / 64))
-    ids = ids[:, :width]
-    token_type_ids = token_type_ids[:, :width]
-    if (lengths == width).all():
-        lengths = None
-    if data.teacher:
-        return ids, token_type_ids, lengths
-    generator = torch.Generator()
-    generator.manual_seed(seed_of(cfg.seed, *key))
-    masked, positions, labels = mask_tokens(ids, data.tokenizer, generator)
-    return masked, token_type_ids, lengths, positions, labels
+    batch = {"ids": ids[:, :width], "token_type_ids": token_type_ids[:, :width]}
+    if (lengths < width).any():
+        batch["lengths"] = lengths
+    if not data.teacher:
+        generator = torch.Generator().manual_seed(seed_of(cfg.seed, *key))
+        batch["ids"], batch["masked_positions"], batch["labels"] = mask_tokens(
+            batch["ids"], data.tokenizer, generator)
+    return send(batch, data.device)
 
 
-def make_objective(data, cfg, batch):
-    """loss(model) on a batch. The teacher runs once for all sub-models."""
-    batch = send(batch, data.device)
-    if data.teacher:
-        with torch.no_grad(), autocast(cfg.dtype, data.device):
-            target = data.teacher(*batch, with_scores=True)
+def training_batches(data, cfg, ranks, begin):
+    """Yield the list of this process's micro-batches for each step from `begin` on. A micro-batch
+    is the same for any number of processes."""
+    # D22*: the sequences of a step are sorted by length into its --accumulate micro-batches, so
+    # that few are padded, and the average of the gradients is weighted by tokens; the paper does
+    # not say how a batch is divided, and its code does not sort
+    phase = phase_of(cfg)
+    size = cfg.batch // cfg.accumulate
+    for step in range(begin, cfg.steps):
+        first = step * cfg.batch
+        columns = draw_text(data.train, data, cfg, phase, first, cfg.batch)
+        lengths = columns[2]
+        micro_batches = lengths.argsort(stable=True).split(size)
+        batches = []
+        for micro in micro_batch_numbers(ranks, cfg.accumulate):
+            seed_number = first + micro * size
+            chosen = micro_batches[micro]
+            batch = language_batch(columns, chosen, data, cfg, phase, "mask", seed_number)
+            batch["weight"] = lengths[chosen].float().mean() / lengths.float().mean()
+            batches.append(batch)
+        yield batches
 
-    def loss(model):
-        with autocast(cfg.dtype, data.device):
-            if data.teacher:
-                return distillation_loss(model.student(*batch), target, batch[2])
-            return masked_loss(model, batch)
 
-    return loss
+def mean_loss(network, batch, cfg, arch=None):
+    """The loss of masked words, or with a teacher that of states and scores, of the sub-network
+    `arch` (None: of all)."""
+    with autocast(cfg.dtype, batch["ids"].device):
+        if "labels" in batch:
+            logits = network(batch, arch).flatten(0, 1)  # (B I, V)
+            return F.cross_entropy(logits.float(), batch["labels"].flatten())
+        target = batch["states"], batch["scores"]
+        return distillation_loss(network.student(batch, arch), target, batch.get("lengths"))
 
 
 @torch.no_grad()
-def held_out_loss(model, data, cfg, examples=256, largest_batch=256):
-    """The mean loss of `examples` held-out sequences, in whole batches, the same for all models."""
+def add_targets(batch, teacher, cfg):
+    """A batch with what the teacher makes of it, once for all sub-models: states, scores. Without a
+    teacher the batch itself."""
+    if teacher is None:
+        return batch
+    with autocast(cfg.dtype, batch["ids"].device):
+        states, scores = teacher(batch, with_scores=True)
+    return {**batch, "states": states, "scores": scores}
+
+
+def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
+    """One step of Alg. 1 on this process's micro-batches. Returns {name: tensor ()}, whose means
+    over the processes are the loss and the gradient norm."""
+    trained = [value for group in optimizer.param_groups for value in group["params"]]
+    total_loss = 0.0
+    optimizer.zero_grad()  # Alg. 1, line 5
+    for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):  # lines 3, 4, 8
+        batch = add_targets(batch, teacher, cfg)
+        archs = draw_archs(cfg, step, micro)  # Alg. 1, line 7
+        for sample, arch in enumerate(archs):  # Alg. 1, line 6
+            seed_everything(cfg.seed, cfg.arch or "superplm", step, micro, sample)  # dropout
+            weight = batch["weight"].item() / (len(batches) * len(archs))
+            loss = mean_loss(network, batch, cfg, arch) * weight
+            loss.backward()  # Alg. 1, line 9
+            total_loss += loss.detach()
+    for value in trained:
+        if value.grad is None:  # no sub-model of this process uses it
+            value.grad = torch.zeros_like(value)
+    average_gradients(trained, ranks)
+    norm = nn.utils.clip_grad_norm_(trained, CLIP)
+    optimizer.step()  # Alg. 1, line 11
+    return {"loss": total_loss, "norm": norm}
+
+
+@torch.no_grad()
+def evaluate_language_model(model, data, cfg, examples=256, largest_batch=256):
+    """{"loss"} of `examples` held-out sequences, in whole batches, the same for all models. Raises
+    Diverged. It exchanges nothing with other processes, which may be judging other models."""
     model.eval()
     size = min(largest_batch, cfg.batch)
     examples = size * math.ceil(examples / size)
@@ -871,154 +936,83 @@ def held_out_loss(model, data, cfg, examples=256, largest_batch=256):
     losses = []
     for first in range(0, examples, size):
         chosen = slice(first, first + size)
-        batch = make_batch(columns, chosen, data, cfg, "held out", "mask", first)
-        losses.append(make_objective(data, cfg, batch)(model))
-    model.train()
-    return statistics.fmean(torch.stack(losses).tolist())  # the only wait for a GPU
+        batch = language_batch(columns, chosen, data, cfg, "held out", "mask", first)
+        losses.append(mean_loss(model, add_targets(batch, data.teacher, cfg), cfg))
+    loss = statistics.fmean(torch.stack(losses).tolist())  # the only wait for a GPU
+    if not math.isfinite(loss):
+        raise Diverged("the held-out loss is NaN or infinite")
+    return {"loss": loss}
 
 
 def score_mlm(model, data, cfg):
     """The task "MLM-saved": {"main": 1 - loss / ln V on held-out text, "loss"}. Raises Diverged."""
     # D12: masked tokens can be a proxy task; after minutes of pre-training SQuAD and MNLI show
     # nothing
-    loss = held_out_loss(model.to(data.device), data, cfg, 1024, 64)
-    if not math.isfinite(loss):
-        raise Diverged("MLM-saved: the loss is NaN or infinite")
+    loss = evaluate_language_model(model.to(data.device), data, cfg, 1024, 64)["loss"]
     return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
 
 
-def train_step(optimizer, batches, networks, data, cfg, ranks, *key):
-    """One step of Alg. 1: (the mean loss of this process, the norm of the gradient).
-
-    batches: {number: (weight, micro-batch)} of this process, of cfg.accumulate in all processes.
-    networks(number): the networks whose mean loss on that micro-batch is minimised. key: dropout is
-    drawn from it and the seed.
-    """
-    trained = [value for group in optimizer.param_groups for value in group["params"]]
-    total = 0.0
-    optimizer.zero_grad()  # Alg. 1, line 5
-    for number, (weight, batch) in batches.items():  # Alg. 1, lines 3, 4 and 8
-        loss_of = make_objective(data, cfg, batch)
-        parts = networks(number)
-        for sample, part in enumerate(parts):  # Alg. 1, line 6
-            seed_everything(cfg.seed, *key, number, sample)
-            loss = loss_of(part) * (weight / (len(batches) * len(parts)))
-            loss.backward()  # Alg. 1, line 9
-            total += loss.detach()
-    for value in trained:
-        if value.grad is None:  # no sub-model of this process uses it
-            value.grad = torch.zeros_like(value)
-    average_gradients(trained, ranks)
-    norm = nn.utils.clip_grad_norm_(trained, CLIP)
-    optimizer.step()  # Alg. 1, line 11
-    return total, norm
-
-
-def steps_of(cfg, data, phase):
-    """Steps of a training on text. 0 stands for passes over the corpus, Sec. 4.1."""
-    steps = cfg.steps if phase == "superplm" else cfg.further_steps
-    passes = 10 if cfg.arch and not cfg.init else 5  # from scratch like BERT-S*
-    return steps or math.ceil(passes * data.train.slots(cfg.length - 3) / cfg.batch)
-
-
-def training_batches(data, cfg, phase, numbers, steps):
-    """Yield {number: (weight, micro-batch)} of this process for each of the steps. weight: tokens
-    of the micro-batch, divided by the mean over the step's micro-batches."""
-    # D22*: the sequences of a step are sorted by length into its --accumulate micro-batches, so
-    # that few are padded, and the average of the gradients is weighted by tokens; the paper does
-    # not say how a batch is divided, and its code does not sort
-    size = cfg.batch // cfg.accumulate
-    for step in steps:
-        position = step * cfg.batch
-        columns = draw_text(data.train, data, cfg, phase, position, cfg.batch)
-        lengths = columns[2]
-        examples = lengths.argsort(stable=True).split(size)
-        batches = {}
-        for number in numbers:
-            chosen = examples[number]
-            weight = lengths[chosen].float().mean() / lengths.float().mean()
-            first = position + number * size
-            batch = make_batch(columns, chosen, data, cfg, phase, "mask", first)
-            batches[number] = (weight.item(), batch)
-        yield batches
-
-
-def keep(folder, action, model, data, cfg, **more):
+def keep(folder, action, model, data, cfg, run, **more):
     """Keep a trained model in a folder that --init reads."""
     settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), **more)
-    keep_model(folder, action, settings, data.tokenizer, model=model)
+    command = dataclasses.replace(run.command, action=action)
+    keep_model(folder, command, settings, data.tokenizer, model=model)
 
 
-def pretrain(model, networks, phase, data, cfg, run, folder, warmup):
-    """Train a model on text, in place, and keep it in a folder. A model that is there is loaded.
+def train_language_model(model, data, cfg, run, folder):
+    """Train a model on text, in place, and keep it in a folder: the SuperPLM (Alg. 1) or, with
+    cfg.arch, one architecture as usual (Sec. 3.6). A model that is there is loaded.
 
-    networks(step, number): the networks that a step trains on a micro-batch, the model or parts of
-    it. phase: "superplm" or "further_train". Raises Diverged; after SIGTERM it saves the state in
-    FOLDER/training.pt and raises Stop. The host waits for a GPU where it logs, evaluates and saves.
+    Raises Diverged; after SIGTERM it saves the state in FOLDER/training.pt and raises Stop. The
+    host waits for a GPU only where it logs, evaluates and saves.
     """
     ranks = run.ranks
-    name = folder.name
-    optimizer = make_optimizer(model.to(data.device), cfg.weight_decay)
-    checkpoint = Checkpoint(
-        folder / "training.pt", ranks, model=model, optimizer=optimizer)
+    optimizer = make_optimizer(model.to(ranks.device), cfg.weight_decay)
+    checkpoint = Checkpoint(folder / "training.pt", ranks, model=model, optimizer=optimizer)
     if (folder / "done.json").exists():
         model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
         return checkpoint.remove()
     folder.mkdir(parents=True, exist_ok=True)
-    first = checkpoint.restore().get("step", 0)
-    steps = range(first, steps_of(cfg, data, phase))
-    numbers = range(ranks.rank, cfg.accumulate, ranks.size)  # of this process's micro-batches
-    text = prefetch(training_batches(data, cfg, phase, numbers, steps), data.device)
-    model.train()
-    pace = Pace(ranks, cfg.save_minutes)
-    bar = progress(ranks, steps.stop, name, first)
-    start = time.perf_counter()
-    for step, batches in zip(steps, text):
-        lr = cfg.lr * schedule(step, steps.stop, warmup)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        loss, norm = train_step(optimizer, batches, functools.partial(networks, step), data, cfg,
-                                ranks, name, step)
-        bar.update(1)
+    begin = checkpoint.restore().get("step", 0)
+    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    means = Means(ranks)
+    bar = progress(ranks, cfg.steps, folder.name, begin)
+    made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
+    for step, batches in enumerate(made, begin):
+        model.train()
+        rate = learning_rate(step, cfg)
+        set_rate(optimizer, rate)
+        numbers = train_step(step, model, optimizer, batches, cfg, ranks, data.teacher)
+        means.add(numbers, tokens=sum(batch["ids"].numel() for batch in batches))
+        bar.update()
+
         done = step + 1
-        stop, save, log = pace()
-        save = save or stop or done % cfg.save_every == 0
-        last = done == steps.stop
-        evaluates = last or done % cfg.eval_every == 0
-        if evaluates or log or save or done % 100 == 0:
-            loss, = reduce_mean(ranks, loss.item())
-            speed = per_second((done - first) * cfg.batch * cfg.length, start)
-            dev = {}
-            if evaluates:
-                dev["loss"] = held_out_loss(model, data, cfg)
-            if not math.isfinite(norm.item() + dev.get("loss", 0.0)):
-                raise Diverged(f"{name}: gradient norm {norm.item():.4g} at step {done}")
-            run.log(name, done, loss=loss, lr=lr, tokens_per_second=speed, dev=dev)
-            bar.set_postfix(loss=f"{loss:.3f}")
-            if cfg.dry_run:
-                flops = step_flops(cfg, model.encoder.arch, phase == "superplm") / cfg.length
-                print_device_use(ranks, speed, flops)
+        stop, save, log = pace(done)
+        dev = {}
+        if done % cfg.eval_every == 0 or done == cfg.steps:
+            dev = evaluate_language_model(model, data, cfg)
+        if log or dev:
+            values = means.take(done)
+            run.log(folder.name, done, lr=rate, dev=dev, **values)
+            bar.set_postfix(loss=values["loss"], tok_s=values["tokens_per_second"])
         if save:
             checkpoint.save(step=done)
         if stop:
             raise Stop
     bar.close()
-    on_main(ranks, keep, folder, phase, model, data, cfg)
+    if cfg.dry_run:
+        print_device_use(ranks, values["tokens_per_second"], step_flops(cfg) / cfg.length)
+    on_main(ranks, keep, folder, phase_of(cfg), model, data, cfg, run)
     checkpoint.remove()
 
 
-def train_superplm(data, cfg, run, phase):
+def train_superplm(source, data, cfg, run, phase):
     """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. A search uses the
     SuperPLM of --init as it is."""
-    if cfg.init and phase != "superplm":
-        return start_model("", cfg, data, run.ranks).to(data.device)
-    model = start_model(cfg.largest, cfg, data, run.ranks)
-
-    def networks(step, number):
-        archs = draw_archs(cfg, step, number)  # Alg. 1, line 7
-        return [sub_model(model, arch, cfg.variant) for arch in archs]
-
-    pretrain(model, networks, "superplm", data, cfg, run, run.folder / "superplm", cfg.warmup)
+    model = start_model(source, cfg.largest, data, cfg, run.ranks)
+    if source and phase != "superplm":
+        return model.to(data.device)
+    train_language_model(model, data, cfg, run, run.folder / "superplm")
     return model
 
 
@@ -1027,53 +1021,134 @@ def train_further(model, data, cfg, run, folder, warmup):
     if cfg.compile:
         torch.compiler.reset()  # after eight networks torch would give up
         model.encoder.compile()
-    pretrain(
-        model, lambda step, number: [model], "further_train", data, cfg, run, folder, warmup)
+    cfg = dataclasses.replace(
+        cfg, arch=str(model.encoder.arch), steps=cfg.further_steps, warmup=warmup)
+    train_language_model(model, data, cfg, run, folder)
 
 
-# Where a model starts.
+# Weights to start from.
+
+# settings: of the run that made it, {} of a Hugging Face folder; weights: by our names
+Pretrained = namedtuple("Pretrained", "path settings weights arch")
+SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from a SuperPLM
 
 
-def read_model(path, cfg, arch="", longest=0):
-    """(folder, Arch, {our name: weight}, positions), as hf_models.read_model finds them. Raises
-    UserError where inputs of `longest` tokens are too long for the model."""
-    folder, text, weights = hf_models.read_model(path, cfg, arch)
-    positions = len(weights.get("encoder.position_embedding.weight", ()))
+def read_pretrained(path, cfg, command, arch=""):
+    """The Pretrained in a run folder or a Hugging Face folder. Where a run's model is not the
+    `arch` that is wanted, its SuperPLM is read, of which all architectures are parts."""
+    folder = hf_models.model_folder(path)
+    config = read_json(folder / "config.json", dict)
+    if "program" not in config:
+        try:
+            sizes = hf_models.bert_sizes(folder, config)
+            weights = hf_models.read_bert(folder, sizes[3])
+        except ValueError as error:
+            raise UserError(f"{folder}: no whole BERT that runs here: {error}") from None
+        return Pretrained(folder, {}, weights, Arch(*sizes))
+    superplm = hf_models.model_folder(path, "superplm")
+    own = config["settings"]["arch"]
+    if superplm != folder and arch not in ("", own):
+        return read_pretrained(superplm, cfg, command)
+    record, owned = read_run(
+        folder, cfg, command.program, ("search", "superplm", "further_train", "finetune"))
+    return Pretrained(folder, record["settings"], owned["model"], read_arch(own, folder))
+
+
+def load_pretrained(cfg, command):
+    """The model of --init as Pretrained; None without --init. Of a search, the SuperPLM."""
+    if not cfg.init:
+        return None
+    if command.action not in ("search", "latency", "describe"):
+        arch = str(read_arch(cfg.arch, "--arch")) if cfg.arch else ""
+        return read_pretrained(cfg.init, cfg, command, arch)
+    # Sec. 3.4: only Alg. 1 makes a SuperPLM
+    folder = hf_models.model_folder(cfg.init, "superplm")
+    if read_json(folder / "config.json", dict).get("action") != "superplm":
+        raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
+                        f"make one with --superplm --init {folder} --largest ITS_SHAPE")
+    return read_pretrained(folder, cfg, command)
+
+
+def resolve(cfg, command, ranks, source):
+    """The settings of a run: those that follow from the model of --init, the action and the number
+    of processes are filled in. UserError where flags contradict each other. Only what the data
+    decide follows later, in resolve_data."""
+    changes = {}
+    if command.action in PHASES and "out" not in command.given:  # they share one folder
+        changes["out"] = cfg.out.replace(f"-{command.action}-", "-search-", 1)
+    if source and command.action in ("search", "latency", "describe"):
+        changes |= settings_from(cfg, command, source.settings, source.path, SHAPE)
+        changes["init"] = str(source.path)
+    if not cfg.tokenizer and (source or cfg.teacher):
+        folder = source.path if source else hf_models.model_folder(cfg.teacher)
+        changes["tokenizer"] = str(folder)
+    if command.action in (*PHASES, "further_train"):
+        changes["accumulate"] = fit_accumulate(cfg, command, ranks)
+    cfg = dataclasses.replace(cfg, **changes)
+    trains = command.action in ("search", "superplm", "further_train")
+    if trains and (cfg.setting == "distill") != bool(cfg.teacher):
+        raise UserError("--setting distill and --teacher DIR need each other")
+    names = [name for name in ("arch", "largest", "smallest", "reference") if getattr(cfg, name)]
+    archs = {name: str(read_arch(getattr(cfg, name), f"--{name} {getattr(cfg, name)}"))
+             for name in names}  # also of a best.json
+    cfg = dataclasses.replace(cfg, **archs)
+    try:
+        search_space(cfg)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return cfg
+
+
+def resolve_data(cfg, data):
+    """The settings with the size of the vocabulary, and with the steps that stand for passes over
+    the text."""
+    cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
+    if not data.train:
+        return cfg
+    # Sec. 4.1: 5 passes; from scratch 10, like BERT-S*
+    further = 10 if cfg.arch and not cfg.init else 5
+    examples = data.train.slots(cfg.length - 3)
+    return dataclasses.replace(
+        cfg,
+        steps=cfg.steps or math.ceil(5 * examples / cfg.batch),
+        further_steps=cfg.further_steps or math.ceil(further * examples / cfg.batch))
+
+
+def check_length(source, longest):
+    """The positions of a Pretrained. UserError where inputs of `longest` tokens have more."""
+    positions = len(source.weights.get("encoder.position_embedding.weight", ()))
     if longest > positions > 0:
-        raise UserError(f"inputs of {longest} tokens: {folder} has {positions} positions; choose a "
-                        "smaller --length, or --finetune_length for tasks")
-    return folder, read_arch(text, folder / "config.json"), weights, positions
+        raise UserError(f"inputs of {longest} tokens: {source.path} has {positions} positions; "
+                        "choose a smaller --length, or --finetune_length for tasks")
+    return positions
 
 
-def load_teacher(cfg, ranks, tokenizer):
+def load_teacher(cfg, command, ranks, tokenizer):
     """The frozen Encoder of --teacher."""
-    folder, arch, weights, positions = read_model(cfg.teacher, cfg, longest=cfg.length)
-    check_vocabulary(folder, tokenizer)
-    width = weights["encoder.token_embedding.weight"].shape[1]
-    teacher = Encoder(arch, tokenizer.vocab_size, 0.0, positions, width)
-    hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, folder)
+    source = read_pretrained(cfg.teacher, cfg, command)
+    positions = check_length(source, cfg.length)
+    check_vocabulary(source.path, tokenizer)
+    width = source.weights["encoder.token_embedding.weight"].shape[1]
+    teacher = Encoder(source.arch, tokenizer.vocab_size, 0.0, positions, width)
+    hf_models.fill(nn.ModuleDict({"encoder": teacher}), source.weights, source.path)
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
-def start_model(arch, cfg, data, ranks):
-    """A LanguageModel of --init's weights, cut to `arch` (text; "": as they are), or a new one.
-    Raises UserError where the weights do not fit."""
+def start_model(source, arch, data, cfg, ranks):
+    """A LanguageModel of a Pretrained, cut to `arch` (text; "": as it is), or a new one. Raises
+    UserError where the weights do not fit."""
     fit = data.teacher.arch.hidden if data.teacher else 0
     vocab_size = data.tokenizer.vocab_size
-    variant = "ebl"
-    if cfg.init:
+    if source:
         lengths = [task.recipe.length for task in data.tasks.values() if task]
         if data.train:
             lengths.append(cfg.length)
-        folder, whole, weights, positions = read_model(
-            cfg.init, cfg, arch, max(lengths, default=0))
-        settings = read_json(folder / "config.json", dict).get("settings", {})
-        variant = settings.get("variant", variant)
-        if settings.get("setting") == "distill" and "MLM-saved" in data.tasks:
+        positions = check_length(source, max(lengths, default=0))
+        if source.settings.get("setting") == "distill" and "MLM-saved" in data.tasks:
             raise UserError(f"MLM-saved: {cfg.init} was distilled and has no head for masked words")
         seed_everything(cfg.seed, "weights made anew")
-        model = LanguageModel(whole, vocab_size, cfg.dropout, fit, positions)
-        loaded = hf_models.fill(model, weights, folder)
+        model = LanguageModel(source.arch, vocab_size, cfg.dropout, fit, positions)
+        loaded = hf_models.fill(model, source.weights, source.path)
         if data.train or data.tasks:  # an export prints what it ignores
             print0(ranks, loaded)
     else:
@@ -1089,7 +1164,7 @@ def start_model(arch, cfg, data, ranks):
     if arch in ("", str(model.encoder.arch)):
         return model
     try:
-        return extract(model, parse_arch(arch), variant)
+        return extract(model, parse_arch(arch), source.settings.get("variant", "ebl"))
     except ValueError as error:
         raise UserError(f"{cfg.init}: {error}") from None
 
@@ -1157,16 +1232,20 @@ def train_task(model, job, data, cfg, run):
     tuned, *others = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
     result, outputs = finetune_job(tuned, *others, folder, run)
     if outputs:
-        keep(folder, "finetune", tuned, data, cfg, tasks=name)
+        keep(folder, "finetune", tuned, data, cfg, run, tasks=name)
     return result
 
 
-def finetune(cfg, text):
+def finetune(cfg, command):
     """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        run, data = open_data(cfg, "finetune", ranks, tasks=text)
+        names = parse_tasks(command.value, recipes())
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        cfg = dataclasses.replace(cfg, tasks=",".join(names))
+        cfg, run, data = open_data(cfg, command, ranks, "MLM-saved" in names, names)
         if not run.finished():
-            model = start_model(cfg.arch, cfg, data, ranks)
+            model = start_model(source, cfg.arch, data, cfg, ranks)
             jobs = {f"{name}-{number}": name for name, task in data.tasks.items() if task
                     for number in range(cfg.runs)}
             # from_mnli: no task starts from MNLI's model, as in the paper
@@ -1181,18 +1260,20 @@ def finetune(cfg, text):
         print_summary(run, cfg)
 
 
-def answer(cfg, path):
+def answer(cfg, command):
     """Answer a file of the user's own with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg)
-        task = open_file(path, cfg, tokenizer, recipes())
-        _, arch, weights, positions = read_model(cfg.init, cfg, longest=task.recipe.length)
-        vocab_size = len(weights["encoder.token_embedding.weight"])
-        encoder = Encoder(arch, vocab_size, 0.0, positions)
+        task = open_file(command.value, cfg, tokenizer, recipes(), command=command)
+        positions = check_length(source, task.recipe.length)
+        vocab_size = len(source.weights["encoder.token_embedding.weight"])
+        encoder = Encoder(source.arch, vocab_size, 0.0, positions)
         model = TaskModel(encoder, task.outputs, task.kind == "span")
-        model.load_state_dict(weights)
+        model.load_state_dict(source.weights)
         outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
-        print0(ranks, on_main(ranks, answer_file, path, cfg, task, outputs))
+        print0(ranks, on_main(ranks, answer_file, command.value, cfg, task, outputs, command))
 
 
 def score_of(line):
@@ -1223,8 +1304,8 @@ DOUBTFUL = 0.2  # mean relative error of a predictor that is told
 def warn_of_drift(low, high, cfg):
     """Warn where two timings of the reference differ by more than DRIFT."""
     if high > (1 + DRIFT) * low:
-        warnings.warn(f"the reference {cfg.reference} takes {low:.3g} to {high:.3g} ms: the machine "
-                      "is busy; latencies count in relation to the reference")
+        warnings.warn(f"the reference {cfg.reference} takes {low:.3g} to {high:.3g} ms: the "
+                      "machine is busy; latencies count in relation to the reference")
 
 
 def measure_latencies(cfg, path):
@@ -1359,23 +1440,28 @@ def train_winners(superplm, finalists, data, cfg, run):
     best = max((line | result for line, result in zip(finalists, results)), key=score_of)
     if best["diverged"]:
         raise Diverged("all winners")
-    on_main(run.ranks, keep, run.folder / "model", "search", models[best["arch"]], data, cfg)
+    on_main(
+        run.ranks, keep, run.folder / "model", "search", models[best["arch"]], data, cfg, run)
     # a uniform guess scores 0 in MLM-saved
     best["baselines"] = {name: task.majority_baseline if task else 0.0
                          for name, task in data.tasks.items()}
     return best
 
 
-def search(cfg, phase="search"):
-    """All four phases, in one run folder, or phase "superplm" or "latency" alone."""
+def search(cfg, command):
+    """All four phases, in one run folder, or --superplm or --latency alone."""
+    phase = command.action
     with launch(cfg.device, cfg.dtype) as ranks:
-        tasks = cfg.tasks if phase == "search" else None
-        run, data = open_data(cfg, "search", ranks, phase != "latency", tasks)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
+        command = dataclasses.replace(command, action="search")
+        cfg, run, data = open_data(cfg, command, ranks, phase != "latency", names)
         if not run.finished():
             if phase != "superplm":  # first, so that a limit that nothing meets costs no training
                 latency = on_main(ranks, learn_latency, cfg, run)
             if phase != "latency":
-                superplm = train_superplm(data, cfg, run, phase)
+                superplm = train_superplm(source, data, cfg, run, phase)
             if phase != "search":
                 made = {"superplm": "superplm/checkpoint.pt", "latency": "latency.json"}
                 return run.print_result(cfg, made[phase])
@@ -1394,79 +1480,92 @@ def search(cfg, phase="search"):
 # Other actions.
 
 
-def open_data(cfg, action, ranks, text=False, tasks=None):
-    """(RunFolder, Data); Data is None where the run is finished. text: whether it trains on text.
-    tasks: names; MLM-saved needs text too. cfg does not change from here on."""
+def open_data(cfg, command, ranks, text, names):
+    """(Config, RunFolder, Data) of a run; Data is None where the run is finished. text: whether it
+    reads the corpus. names: of tasks. The settings do not change from here on."""
     # D10*: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt; the paper
     # does not say, and its code has WordPiece
     # D13: 5% of the documents are held out, 1,000 at most; the paper does not say
-    names = [] if tasks is None else parse_tasks(tasks, recipes())
     if "MLM-saved" in names and cfg.setting == "distill":
         raise UserError("--tasks MLM-saved: --setting distill trains no head for it; give others, "
                         "as in --tasks SST-2")
-    kinds = {}
-    if action == "finetune":
-        cfg.tasks = ",".join(names)  # a setting of the run
-    else:
-        set_accumulate(cfg, ranks)
-        kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
-    text = text or "MLM-saved" in names
-    needs = {"corpus": text, "tokenizer": text or names, "squad": "SQuAD1.1" in names,
+    needs = {"corpus": text, "squad": "SQuAD1.1" in names,
              "glue": {*names} - {"SQuAD1.1", "MLM-saved"}}
-    run, data = open_run(cfg, action, ranks, *[name for name in needs if needs[name]], tasks=names)
+    flags = [name for name in needs if needs[name]]
+    opens_tokenizer = text or names or "tokenizer" in command.given
+    inputs = find_inputs(cfg, command, ranks, flags, names, MODELS, opens_tokenizer)
+    run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*WRITES, *LONGEST_FIRST))
     if run.finished():
-        return run, None
+        return cfg, run, None
+    cfg = dataclasses.replace(cfg, **inputs.flags)
+    data = Data(ranks.device)
+    if text:
+        data = open_corpus(cfg, command, ranks, run.folder)
+    elif names:
+        data.tokenizer = open_tokenizer(cfg)
+        on_main(ranks, data.tokenizer.save, run.folder)
+    if data.tokenizer:
+        cfg = resolve_data(cfg, data)
     run.save_settings(cfg)
     if text and cfg.setting == "distill":
-        data.teacher = load_teacher(cfg, ranks, data.tokenizer)
+        data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
+    kinds = {}
+    if command.action == "search":
+        kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
     for name in names:
         data.tasks[name] = None if name == "MLM-saved" else on_main(
             ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds)
-    return run, data
+    return cfg, run, data
 
 
-def further_train(cfg):
+def further_train(cfg, command):
     """Train --init's architecture, or one from scratch."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        run, data = open_data(cfg, "further_train", ranks, text=True)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        cfg, run, data = open_data(cfg, command, ranks, True, [])
         if not run.finished():
-            model = start_model(cfg.arch, cfg, data, ranks)
-            warmup = 0.0 if cfg.init else cfg.warmup
+            model = start_model(source, cfg.arch, data, cfg, ranks)
+            warmup = 0.0 if source else cfg.warmup
             train_further(model, data, cfg, run, run.folder / "model", warmup)
-            loss = held_out_loss(model, data, cfg)
-            run.finish({"arch": str(model.encoder.arch), "held_out": loss})
+            result = evaluate_language_model(model, data, cfg)
+            run.finish({"arch": str(model.encoder.arch), "held_out": result["loss"]})
         print0(ranks, f"{run.finished()['arch']}: held-out loss {run.finished()['held_out']:.4f}")
         run.print_result(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder))
 
 
-def export(cfg, folder):
+def export(cfg, command):
     """Write --init's model with its head, or its sub-model --arch, as a Hugging Face folder."""
     with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg)
-        model = start_model(cfg.arch, cfg, Data(ranks.device, tokenizer), ranks)
-        source, whole, weights, _ = read_model(cfg.init, cfg, cfg.arch)
+        model = start_model(source, cfg.arch, Data(ranks.device, tokenizer), cfg, ranks)
         # without newly initialised weights, such as the MLM head that an ELECTRA lacks
         state = {name: value for name, value in model.state_dict().items()
-                 if name in weights}
+                 if name in source.weights}
         arch = model.encoder.arch
-        head = {name: value for name, value in weights.items()
-                if name.startswith("head.") and arch == whole}
-        print0(ranks, on_main(ranks, hf_models.write_bert, folder, state, dataclasses.astuple(arch),
-                              tokenizer, source, head))
+        head = {name: value for name, value in source.weights.items()
+                if name.startswith("head.") and arch == source.arch}
+        print0(ranks, on_main(ranks, hf_models.write_bert, command.value, state,
+                              dataclasses.astuple(arch), tokenizer, source.path, head))
 
 
-def step_flops(cfg, arch, one_shot):
-    """FLOPs of the forward passes of a sequence in a step: of `arch`, or in one-shot training of
-    all sub-models of the step, the mean of 1,000 steps. A teacher is not counted."""
-    steps = [draw_archs(cfg, step, 0) for step in range(1000)] if one_shot else [[arch]]
+def step_flops(cfg):
+    """FLOPs of the forward passes of a sequence in a step, of all sub-models, the mean of 1,000
+    steps. A teacher is not counted."""
     masked = round(MASK_RATE * cfg.length)  # the head runs at masked positions alone
-    counts = [flops(each, cfg.length) + 2 * masked * each.hidden * (each.hidden + cfg.vocab_size)
-              for each in itertools.chain(*steps)]
-    return sum(counts) / len(steps)
+    total = 0
+    for step in range(1000):
+        for arch in draw_archs(cfg, step, 0):
+            total += flops(arch, cfg.length)
+            total += 2 * masked * arch.hidden * (arch.hidden + cfg.vocab_size)
+    return total / 1000
 
 
-def describe(cfg):
+def describe(cfg, command):
     """Print one JSON object on --arch or the SuperPLM (of --init), and on its training."""
+    cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
     arch = parse_arch(cfg.arch or cfg.largest)
     parts = parameters(arch, cfg.vocab_size)
     count = sum(parts.values())
@@ -1480,7 +1579,7 @@ def describe(cfg):
         "steps": steps,  # that the days are for
         "flops": flops(arch, cfg.latency_length),
         "flops_counting": flops.__doc__,
-        **training_cost(cfg, count, step_flops(cfg, arch, not cfg.arch), activations, logits, steps,
+        **training_cost(cfg, count, step_flops(cfg), activations, logits, steps,
                         cfg.batch),
     }, indent=2))
 
@@ -1489,14 +1588,8 @@ def describe(cfg):
 PHASES = ("search", "superplm", "latency")  # share one run folder
 ACTIONS = {
     "search": (search, "all phases: text to a further-trained tiny model within the limit"),
-    "superplm": (
-        functools.partial(search, phase="superplm"),
-        "phase 1 alone: one-shot training (Alg. 1)",
-    ),
-    "latency": (
-        functools.partial(search, phase="latency"),
-        "phase 2 alone: measure latencies, learn to predict them",
-    ),
+    "superplm": (search, "phase 1 alone: one-shot training (Alg. 1)"),
+    "latency": (search, "phase 2 alone: measure latencies, learn to predict them"),
     "further_train": (further_train, "train --arch from --init's weights, or from scratch"),
     "finetune": (
         finetune,
@@ -1530,54 +1623,29 @@ def read_arch(text, source):
         raise UserError(f"{source}: not an architecture ({error})") from None
 
 
-def check(cfg, action):
-    """Set the settings that follow from the flags. Raises UserError where flags contradict each
-    other."""
-    if cfg.init and action in ("search", "latency", "describe"):
-        # Sec. 3.4: only Alg. 1 makes a SuperPLM
-        cfg.init = str(hf_models.model_folder(cfg.init, "superplm"))
-        record = read_json(Path(cfg.init, "config.json"), dict)
-        if record.get("action") != "superplm":
-            raise UserError(f"{cfg.init}: not a SuperPLM, since its sub-models were never trained; "
-                            f"make one with --superplm --init {cfg.init} --largest ITS_SHAPE")
-        take_settings(cfg, record["settings"], cfg.init,
-                      ("largest", "smallest", "setting", "variant", "vocab_size"))
-    distills = cfg.setting == "distill"
-    trains = action in ("search", "superplm", "further_train")
+def check(cfg, command):
+    """UserError where flags contradict each other."""
+    action = command.action
     mistakes = {
         f"--arch {cfg.arch}: --{action} takes none":
             cfg.arch and action in (*PHASES, "predict"),
         f"--{action} needs weights: give a folder with --init (or train --arch from scratch)":
             not cfg.init and (action in ("finetune", "predict", "export")
                               or action == "further_train" and not cfg.arch),
-        "--setting distill and --teacher DIR need each other":
-            trains and distills != bool(cfg.teacher),
     }
     for message, mistake in mistakes.items():
         if mistake:
             raise UserError(message)
-    if action in PHASES and "out" not in cfg.given:
-        cfg.out = cfg.out.replace(f"-{action}-", "-search-", 1)
-    source = cfg.init or cfg.teacher
-    if source and not cfg.tokenizer:
-        cfg.tokenizer = str(hf_models.model_folder(source))
-    for name in ("arch", "largest", "smallest", "reference"):
-        if text := getattr(cfg, name):
-            setattr(cfg, name, str(read_arch(text, f"--{name} {text}")))  # also of a best.json
-    try:
-        search_space(cfg)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def main(argv=None):
-    return start(Config, PRESETS, ACTIONS, __doc__, check, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, argv)
 
 
 if __name__ == "__main__":
-    if "run" not in globals():
+    if "cli" not in globals():
         print("autotinybert.py alone is to be imported: model, one-shot training, searcher and "
               "distillation; its commands need common/ and data/ of its repository",
               file=sys.stderr)
         sys.exit(2)
-    run(main)
+    cli.run(main)

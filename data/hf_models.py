@@ -22,7 +22,6 @@ Ordinary text gives the same ids as common/tokenization.py. These differ in tran
 - A released ALBERT vocabulary: a "▁" follows each of its symbols ( ) " - . – £ €, and a token such
   as "▁2011," is not cut again. Vocabularies of data/text.py have neither.
 """
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -33,7 +32,7 @@ import torch
 from common import folder_task, glue
 from common.cli import UserError
 from common.files import atomic, existing, load_file, read_json, write_atomic, write_json
-from common.run import finite, load_weights, read_init
+from common.run import finite, load_weights
 
 EPSILON = 1e-12  # of all LayerNorms
 MOST_LAYERS = 100
@@ -399,27 +398,6 @@ def model_folder(path, first="model"):
         raise UserError(f"{folder}: no model is here (config.json is missing); give a run or a "
                         "Hugging Face folder")
     return folder
-
-
-def read_model(path, cfg, arch=""):
-    """(folder, architecture as text, {our name: weight}) of a run folder or a Hugging Face folder.
-    Where a run's model is not the `arch` that is wanted, its SuperPLM is read, of which all
-    architectures are parts."""
-    folder = model_folder(path)
-    config = read_json(folder / "config.json", dict)
-    if "program" not in config:  # of a run of ours
-        try:
-            shape = bert_sizes(folder, config)
-            return folder, "-".join(map(str, shape)), read_bert(folder, shape[3])
-        except ValueError as error:
-            raise UserError(f"{folder}: no whole BERT that runs here: {error}") from None
-    own = dataclasses.replace(cfg, init=str(folder))  # read_init sets its arch to the model's
-    actions = dict.fromkeys(("search", "superplm", "further_train", "finetune"), ("arch",))
-    weights = read_init(own, actions)["model"]
-    superplm = model_folder(path, "superplm")
-    if arch not in ("", own.arch) and superplm != folder:
-        return read_model(superplm, cfg)
-    return folder, own.arch, weights
 
 
 def fill(model, weights, folder):

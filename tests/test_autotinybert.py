@@ -13,9 +13,10 @@ import pytest
 import torch
 from conftest import filled
 from kills import TWO, finish
-from small_runs import ALONE, SEARCHES
+from small_runs import ALONE, SEARCHES, FakeTokenizer
 
 import autotinybert as atb
+from common.cli import Command
 from common.files import load_file, read_json, release_locks
 from common.run import keep_model
 from common.tokenization import load_tokenizer
@@ -30,6 +31,7 @@ TINY = atb.Config(
     batch=8,
     accumulate=2,
 )
+OWN = Command("autotinybert", "further_train")
 DISTILL = dataclasses.replace(TINY, setting="distill")
 POSITIONS = torch.tensor([
     [1, 2],
@@ -60,9 +62,15 @@ def at_positions(states):
 
 
 def tiny_batch():
-    """ids, token_type_ids (3, 9), lengths (3,)"""
+    """With padding."""
     ids = torch.randint(50, (3, 9), generator=torch.Generator().manual_seed(1))
-    return ids, (ids > 25).long(), torch.tensor([9, 6, 2])
+    return {
+        "ids": ids,
+        "token_type_ids": (ids > 25).long(),
+        "lengths": torch.tensor([9, 6, 2]),
+        "masked_positions": POSITIONS,
+        "labels": LABELS,
+    }
 
 
 # --- search space ---------
@@ -129,27 +137,26 @@ for base in (TINY, DISTILL):
 
 @pytest.mark.parametrize("variant, arch", CASES, ids=str)
 def test_extracted_models_equal_sub_models(variant, arch):
-    """With padding: logits, states and scores are bit-equal."""
+    """Logits, states and scores are bit-equal."""
     batch = tiny_batch()
     alone = atb.extract(tiny_model(), arch, variant)
-    part = atb.sub_model(tiny_model(), arch, variant)
-    assert torch.equal(alone(*batch, POSITIONS), part(*batch, POSITIONS))
-    student = atb.extract(tiny_model(fit=20), arch, variant).student(*batch)
-    taught = atb.sub_model(tiny_model(fit=20), arch, variant).student(*batch)
-    assert all(map(torch.equal, student, taught))
+    assert torch.equal(alone(batch), tiny_model()(batch, arch))
+    student = atb.extract(tiny_model(fit=20), arch, variant).student(batch)
+    assert all(map(torch.equal, student, tiny_model(fit=20).student(batch, arch)))
     count = sum(value.numel() for value in alone.encoder.parameters())
     assert count == sum(atb.parameters(arch, 50).values())
 
 
 @pytest.mark.parametrize("arch", ["3-24-40-4-24", "2-12-16-3-18"])
 def test_padding_and_masked_positions_change_nothing(arch):
-    ids, token_type_ids, lengths = tiny_batch()
-    encoder = atb.sub_model(tiny_model(), atb.parse_arch(arch)).encoder
-    states = encoder(ids, token_type_ids, lengths)
-    close(encoder(ids, token_type_ids, lengths, POSITIONS), at_positions(states))
-    for index, length in enumerate(lengths.tolist()):
-        alone = encoder(ids[[index], :length], token_type_ids[[index], :length])
-        close(states[[index], :length], alone)
+    batch = tiny_batch()
+    arch = atb.parse_arch(arch)
+    encoder = tiny_model().encoder
+    states = encoder(batch, arch)
+    close(encoder(batch, arch, POSITIONS), at_positions(states))
+    for index, length in enumerate(batch["lengths"].tolist()):
+        alone = {name: batch[name][[index], :length] for name in ("ids", "token_type_ids")}
+        close(states[[index], :length], encoder(alone, arch))
 
 
 @pytest.mark.parametrize("heads, width, rows", [
@@ -160,14 +167,10 @@ def test_padding_and_masked_positions_change_nothing(arch):
 def test_figure_3(heads, width, rows):
     """The first heads whole, or the leading part of every head; rows of query, key and value and
     columns of the output alike."""
-    sizes = {"N": heads, "D": width, "H": 24}
     numbers = torch.arange(24.0).reshape(4, 6)
-    weights = {
-        "*ND": numbers.expand(3, 4, 6),
-        "HND": numbers.expand(24, 4, 6),
-    }
-    for axes, weight in weights.items():
-        assert atb.leading(weight, axes, sizes)[1].flatten().tolist() == rows
+    for first in (3, 24):  # query, key and value; outputs
+        weight = numbers.expand(first, 4, 6)
+        assert atb.leading(weight, (first, heads, width))[1].flatten().tolist() == rows
 
 
 # --- one-shot training ----
@@ -186,20 +189,17 @@ def test_weight_decay_is_berts():
     assert not names
 
 
-def test_a_step_is_algorithm_1():
+def test_a_step_is_algorithm_1(monkeypatch):
     """The gradient is the weighted average over N micro-batches and M sub-models, clipped; weights
     that none of them used have zeros, not None, so that they decay (D6)."""
     archs = list(map(atb.parse_arch, ("2-12-16-2-12", "1-8-8-1-6", "2-16-40-4-24")))
-    ids, *rest = tiny_batch()
-    rest += [POSITIONS, LABELS]
-    batches = {
-        0: (0.8, [ids, *rest]),
-        1: (1.2, [ids.flip(0), *rest]),
-    }
+    monkeypatch.setattr(atb, "draw_archs", lambda cfg, step, micro: archs)
+    batch = {**tiny_batch(), "weight": torch.tensor(0.8)}
+    batches = [batch, {**batch, "ids": batch["ids"].flip(0), "weight": torch.tensor(1.2)}]
     mirror = tiny_model()
     losses = [
-        weight * atb.masked_loss(atb.sub_model(mirror, arch), batch)
-        for weight, batch in batches.values()
+        each["weight"] * atb.mean_loss(mirror, each, TINY, arch)
+        for each in batches
         for arch in archs
     ]
     expected_loss = sum(losses) / len(losses)
@@ -207,32 +207,29 @@ def test_a_step_is_algorithm_1():
     expected_norm = torch.nn.utils.clip_grad_norm_(mirror.parameters(), atb.CLIP)
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    loss, norm = atb.train_step(
-        optimizer,
-        batches,
-        lambda number: [atb.sub_model(model, arch) for arch in archs],
-        atb.Data(ALONE.device),
-        TINY,
-        ALONE,
-    )
-    close(loss, expected_loss.detach())
-    close(norm, expected_norm)
+    numbers = atb.train_step(0, model, optimizer, batches, TINY, ALONE)
+    close(numbers["loss"], expected_loss.detach())
+    close(numbers["norm"], expected_norm)
     for ours, theirs in zip(model.parameters(), mirror.parameters()):
         close(ours.grad, torch.zeros_like(ours) if theirs.grad is None else theirs.grad)
 
 
 # --- objective ------------
 
-def test_distillation_loss_compares_scores_and_states_of_real_tokens():
-    *text, lengths = tiny_batch()
-    teacher = tiny_model(seed=3).encoder(*text, lengths, with_scores=True)
-    part = atb.sub_model(tiny_model(fit=24), atb.parse_arch("2-12-16-4-8"))
-    student = part.student(*text, lengths)
-    states, scores = [(ours - theirs) ** 2 for ours, theirs in zip(student, teacher)]
+def test_distillation_compares_scores_and_states_of_real_tokens():
+    batch = tiny_batch()
+    del batch["labels"]
+    batch = atb.add_targets(batch, tiny_model(seed=3).encoder, DISTILL)
+    model = tiny_model(fit=24)
+    arch = atb.parse_arch("2-12-16-4-8")
+    student = model.student(batch, arch)
+    targets = batch["states"], batch["scores"]
+    states, scores = [(ours - theirs) ** 2 for ours, theirs in zip(student, targets)]
+    lengths = batch["lengths"].tolist()
     real = [states[row, :length].flatten() for row, length in enumerate(lengths)]
     pairs = [scores[row, :, :length, :length].flatten() for row, length in enumerate(lengths)]
     expected = torch.cat(real).mean() + torch.cat(pairs).mean()
-    close(atb.distillation_loss(student, teacher, lengths), expected)
+    close(atb.distillation_loss(student, targets, batch["lengths"]), expected)
 
 
 # --- latency and search ---
@@ -355,7 +352,7 @@ def exported(folder, model, words):
     task = "SQuAD1.1" if tuned and model.spans else "SST-2"
     arch = str(model.encoder.arch)
     settings = dataclasses.replace(TINY, arch=arch, tasks=task, dropout=0.3)
-    kind = "finetune" if tuned else "further_train"
+    kind = Command("autotinybert", "finetune" if tuned else "further_train")
     keep_model(folder / "kept", kind, settings, words, model=model)
     run_here("--export", folder / "exported", "--init", folder / "kept")
     return folder / "exported"
@@ -363,8 +360,8 @@ def exported(folder, model, words):
 
 def opened(folder, words):
     """start_model of a folder."""
-    cfg = dataclasses.replace(TINY, init=str(folder))
-    return atb.start_model("", cfg, atb.Data(ALONE.device, words), ALONE)
+    source = atb.read_pretrained(folder, TINY, OWN)
+    return atb.start_model(source, "", atb.Data(ALONE.device, words), TINY, ALONE)
 
 
 def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, words):
@@ -379,14 +376,14 @@ def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, words):
 
 def inputs_of_both():
     """tiny_batch, which of its tokens are real, and the same as the arguments of transformers."""
-    ids, token_type_ids, lengths = tiny_batch()
-    real = torch.arange(9) < lengths[:, None]
+    batch = tiny_batch()
+    real = torch.arange(9) < batch["lengths"][:, None]
     theirs = {
-        "input_ids": ids,
+        "input_ids": batch["ids"],
         "attention_mask": real.long(),
-        "token_type_ids": token_type_ids,
+        "token_type_ids": batch["token_type_ids"],
     }
-    return (ids, token_type_ids, lengths), real, theirs
+    return batch, real, theirs
 
 
 @pytest.mark.peers
@@ -415,13 +412,12 @@ def test_hugging_face_models_are_read(kind, width, tmp_path, words):
     batch, real, inputs = inputs_of_both()
     expected = theirs(**inputs, output_hidden_states=True)
     cfg = dataclasses.replace(TINY, teacher=str(tmp_path))
-    states = atb.load_teacher(cfg, ALONE, words)(*batch)
+    states = atb.load_teacher(cfg, OWN, ALONE, words)(batch)
     close(states[real], expected.hidden_states[-1][real])
-    cfg.length = 33
     with pytest.raises(atb.UserError, match="32 positions"):
-        atb.load_teacher(cfg, ALONE, words)
+        atb.load_teacher(dataclasses.replace(cfg, length=33), OWN, ALONE, words)
     if kind == "bert":
-        logits = opened(tmp_path, words).eval()(*batch, POSITIONS)
+        logits = opened(tmp_path, words).eval()(batch)
         close(logits, at_positions(expected.prediction_logits))
 
 
@@ -438,11 +434,11 @@ def test_exports_open_with_auto_model(kind, text, tmp_path, words, monkeypatch):
     batch, real, inputs = inputs_of_both()
     spans = kind == "ForQuestionAnswering"
     if kind in ("", "ForMaskedLM"):
-        everywhere = torch.arange(9).expand(3, 9)
-        expected = model(*batch, everywhere) if kind else model.encoder(*batch)
+        everywhere = {**batch, "masked_positions": torch.arange(9).expand(3, 9)}
+        expected = model(everywhere) if kind else model.encoder(batch)
     else:
         model = atb.TaskModel(model.encoder, 2, spans).eval()
-        expected = model(dict(zip(("ids", "token_type_ids", "lengths"), batch)))
+        expected = model(batch)
     auto = getattr(transformers, f"AutoModel{kind}")
     folder = exported(tmp_path, model, words)
     theirs = auto.from_pretrained(folder, trust_remote_code=True).eval()(**inputs)
@@ -542,10 +538,12 @@ def test_latencies_of_another_processor_are_named(tmp_path, monkeypatch):
 
 def test_zero_steps_are_the_papers_passes_over_the_corpus():
     """Sec. 4.1: 5, and 10 from scratch."""
-    data = atb.Data(ALONE.device, train=types.SimpleNamespace(slots=lambda length: 16 * length))
-    scratch = dataclasses.replace(TINY, arch="1-8-8-1-8")  # 26 steps a pass
-    assert atb.steps_of(TINY, data, "superplm") == 130
-    assert atb.steps_of(scratch, data, "further_train") == 260
+    text = types.SimpleNamespace(slots=lambda length: 16 * length)  # 26 steps a pass
+    data = types.SimpleNamespace(train=text, tokenizer=FakeTokenizer)
+    scratch = dataclasses.replace(TINY, arch="1-8-8-1-8")
+    assert atb.resolve_data(TINY, data).steps == 130
+    assert atb.resolve_data(TINY, data).further_steps == 130
+    assert atb.resolve_data(scratch, data).further_steps == 260
 
 
 def test_a_fine_tuning_scores_tasks_and_masked_words(flags, whole, tmp_path):
@@ -564,5 +562,6 @@ def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
         tokenizer=str(whole),
         out=str(tmp_path),
     )
-    _, data = atb.open_data(cfg, "search", ALONE, tasks="MNLI")
+    search = Command("autotinybert", "search")
+    _, _, data = atb.open_data(cfg, search, ALONE, False, ["MNLI"])
     assert data.tasks["MNLI"].splits.keys() == {"train", "dev"}

@@ -40,26 +40,17 @@ def test_masking_is_80_10_10_and_never_of_special_tokens(file, total, longest):
     assert torch.equal(changed, ids.flatten())
 
 
-def micro_batches(file, data, cfg, rank, size):
-    """[(weight, micro-batch)] of a process in the fourth step."""
-    ranks = Ranks(rank, size, ALONE.device)
-    if file is not autotinybert:
-        return [(1, batch) for batch in next(file.training_batches(data, cfg, ranks, 3))]
-    numbers = range(rank, cfg.accumulate, size)
-    batches, = autotinybert.training_batches(data, cfg, "superplm", numbers, [3])
-    return [*batches.values()]
-
-
 @pytest.mark.parametrize("file", [albert, autobert_zero, autotinybert])
 def test_micro_batches_are_sorted_and_the_same_for_any_number_of_processes(file, ready):
     tokenizer = load_tokenizer(ready["corpus"])
     data = Data(ALONE.device, tokenizer, Corpus(ready["corpus"], tokenizer))
     cfg = file.Config(vocab_size=300, length=128, batch=64, accumulate=16, steps=4)
-    one = micro_batches(file, data, cfg, 0, 1)
-    widths = [(batch[0] if file is autotinybert else batch["ids"]).shape[1] for _, batch in one]
+    one = next(file.training_batches(data, cfg, ALONE, 3))
+    widths = [batch["ids"].shape[1] for batch in one]
+    assert len(widths) == 16
     assert widths == sorted(widths)
     assert widths[0] < widths[-1]
-    assert sum(weight for weight, _ in one) == pytest.approx(16)
     for rank in range(2):
-        own = micro_batches(file, data, cfg, rank, 2)
+        ranks = Ranks(rank, 2, ALONE.device)
+        own = next(file.training_batches(data, cfg, ranks, 3))
         torch.testing.assert_close(own, one[rank::2], rtol=0, atol=0)
