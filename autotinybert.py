@@ -768,25 +768,22 @@ def mask_tokens(ids, tokenizer, generator):
     return ids.scatter(1, positions, changed), positions, originals.masked_fill(~masked, -100)
 
 
-def distillation_loss(student, teacher, lengths):
-    """The first stage of TinyBERT on the last layer alone (Sec. 4.1): mean squared differences of
-    the states (B, T, W) and of the raw attention scores (B, N, T, T), equally weighted. lengths:
-    (B,), or None without padding."""
+def distillation_losses(student, batch):
+    """The first stage of TinyBERT on the last layer alone (Sec. 4.1), equally weighted (2,):
+    squared differences of the states (B, T, W), their mean over W, summed over tokens; and of the
+    raw attention scores (B, N, T, T), their mean over N, summed over pairs of tokens. batch: with
+    the teacher's states and scores, and lengths (B,) unless there is no padding."""
     # D9*: padding is no part of the means, since it depends on the batching, and a teacher's input
     # is not masked; the paper does not say, and the released code averages over padding
-    state_errors, score_errors = [(mine.float() - theirs.float()).square()
-                                  for mine, theirs in zip(student, teacher)]
-    if lengths is None:
-        return state_errors.mean() + score_errors.mean()
-    positions = torch.arange(state_errors.shape[1], device=lengths.device)
-    real = positions < lengths[:, None]  # (B, T)
-    pairs = real[:, None, :, None] & real[:, None, None]  # (B, 1, T, T)
-
-    def mean(errors, counted):
-        counted = counted.expand_as(errors)
-        return torch.where(counted, errors, 0).sum() / counted.sum()
-
-    return mean(score_errors, pairs) + mean(state_errors, real[..., None])
+    states, scores = student
+    state_errors = (states.float() - batch["states"].float()).square().mean(-1)  # (B, T)
+    score_errors = (scores.float() - batch["scores"].float()).square().mean(1)  # (B, T, T)
+    if "lengths" in batch:
+        positions = torch.arange(states.shape[1], device=states.device)
+        real = positions < batch["lengths"][:, None]  # (B, T)
+        state_errors = torch.where(real, state_errors, 0)
+        score_errors = torch.where(real[:, :, None] & real[:, None], score_errors, 0)
+    return torch.stack([state_errors.sum(), score_errors.sum()])
 
 # --- training -------------
 
@@ -802,7 +799,7 @@ if (Path(__file__).parent / "common").is_dir():
     from common.distributed import (
         Means, Pace, autocast, average_gradients, fit_accumulate, launch, layer_activations,
         micro_batch_numbers, move, on_main, pick_device, prefetch, print0, print_device_use,
-        progress, seed_everything, seed_of, send, set_rate, training_cost)
+        progress, seed_everything, seed_of, send, set_rate, total_over, training_cost)
     from common.finetune import (
         LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
         parse_tasks, percent, predict, print_summary, run_jobs, summarise)
@@ -860,8 +857,7 @@ def training_batches(data, cfg, ranks, begin):
     """Yield the list of this process's micro-batches for each step from `begin` on. A micro-batch
     is the same for any number of processes."""
     # D22*: the sequences of a step are sorted by length into its --accumulate micro-batches, so
-    # that few are padded, and the average of the gradients is weighted by tokens; the paper does
-    # not say how a batch is divided, and its code does not sort
+    # that few are padded; the paper does not say how a batch is divided, and its code does not sort
     phase = phase_of(cfg)
     size = cfg.batch // cfg.accumulate
     for step in range(begin, cfg.steps):
@@ -872,22 +868,30 @@ def training_batches(data, cfg, ranks, begin):
         batches = []
         for micro in micro_batch_numbers(ranks, cfg.accumulate):
             seed_number = first + micro * size
-            chosen = micro_batches[micro]
-            batch = language_batch(columns, chosen, data, cfg, phase, "mask", seed_number)
-            batch["weight"] = lengths[chosen].float().mean() / lengths.float().mean()
-            batches.append(batch)
+            batches.append(language_batch(
+                columns, micro_batches[micro], data, cfg, phase, "mask", seed_number))
         yield batches
 
 
-def mean_loss(network, batch, cfg, arch=None):
-    """The loss of masked words, or with a teacher that of states and scores, of the sub-network
-    `arch` (None: of all)."""
+def count_labels(batch):
+    """What the losses of a step are divided by: masked tokens (1,), or with a teacher real tokens
+    and pairs of them (2,)."""
+    if "labels" in batch:
+        return (batch["labels"] != -100).sum()[None]
+    B, T = batch["ids"].shape
+    lengths = batch.get("lengths", torch.full((B,), T, device=batch["ids"].device))
+    return torch.stack([lengths.sum(), lengths.square().sum()])
+
+
+def summed_losses(network, batch, cfg, arch=None):
+    """The loss of masked words (1,), or with a teacher those of states and scores (2,), of the
+    sub-network `arch` (None: of all), summed over what count_labels counts."""
     with autocast(cfg.dtype, batch["ids"].device):
         if "labels" in batch:
             logits = network(batch, arch).flatten(0, 1)  # (B I, V)
-            return F.cross_entropy(logits.float(), batch["labels"].flatten())
-        target = batch["states"], batch["scores"]
-        return distillation_loss(network.student(batch, arch), target, batch.get("lengths"))
+            labels = batch["labels"].flatten()
+            return F.cross_entropy(logits.float(), labels, reduction="sum")[None]
+        return distillation_losses(network.student(batch, arch), batch)
 
 
 @torch.no_grad()
@@ -905,6 +909,8 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
     """One step of Alg. 1 on this process's micro-batches. Returns {name: tensor ()}, whose means
     over the processes are the loss and the gradient norm."""
     trained = [value for group in optimizer.param_groups for value in group["params"]]
+    totals = total_over(ranks, sum(map(count_labels, batches)))  # of all processes
+    totals = totals.clamp(min=1) / ranks.size  # since gradients are averaged over the processes
     total_loss = 0.0
     optimizer.zero_grad()  # Alg. 1, line 5
     for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):  # lines 3, 4, 8
@@ -912,8 +918,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
         archs = draw_archs(cfg, step, micro)  # Alg. 1, line 7
         for sample, arch in enumerate(archs):  # Alg. 1, line 6
             seed_everything(cfg.seed, cfg.arch or "superplm", step, micro, sample)  # dropout
-            weight = batch["weight"].item() / (len(batches) * len(archs))
-            loss = mean_loss(network, batch, cfg, arch) * weight
+            loss = (summed_losses(network, batch, cfg, arch) / totals).sum() / len(archs)
             loss.backward()  # Alg. 1, line 9
             total_loss += loss.detach()
     for value in trained:
@@ -933,12 +938,14 @@ def evaluate_language_model(model, data, cfg, examples=256, largest_batch=256):
     size = min(largest_batch, cfg.batch)
     examples = size * math.ceil(examples / size)
     columns = draw_text(data.dev, data, cfg, "held out", 0, examples)
-    losses = []
+    losses = 0
+    labels = 0
     for first in range(0, examples, size):
         chosen = slice(first, first + size)
         batch = language_batch(columns, chosen, data, cfg, "held out", "mask", first)
-        losses.append(mean_loss(model, add_targets(batch, data.teacher, cfg), cfg))
-    loss = statistics.fmean(torch.stack(losses).tolist())  # the only wait for a GPU
+        losses += summed_losses(model, add_targets(batch, data.teacher, cfg), cfg)
+        labels += count_labels(batch)
+    loss = (losses / labels).sum().item()  # the only wait for a GPU
     if not math.isfinite(loss):
         raise Diverged("the held-out loss is NaN or infinite")
     return {"loss": loss}

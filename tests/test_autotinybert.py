@@ -190,24 +190,25 @@ def test_weight_decay_is_berts():
 
 
 def test_a_step_is_algorithm_1(monkeypatch):
-    """The gradient is the weighted average over N micro-batches and M sub-models, clipped; weights
-    that none of them used have zeros, not None, so that they decay (D6)."""
+    """The gradient is the average over M sub-models of the mean over the labels of N micro-batches,
+    clipped; weights that none of them used have zeros, not None, so that they decay (D6)."""
     archs = list(map(atb.parse_arch, ("2-12-16-2-12", "1-8-8-1-6", "2-16-40-4-24")))
     monkeypatch.setattr(atb, "draw_archs", lambda cfg, step, micro: archs)
-    batch = {**tiny_batch(), "weight": torch.tensor(0.8)}
-    batches = [batch, {**batch, "ids": batch["ids"].flip(0), "weight": torch.tensor(1.2)}]
+    batch = tiny_batch()
+    other = {**batch, "ids": batch["ids"].flip(0), "labels": LABELS.where(LABELS > 6, -100)}
     mirror = tiny_model()
     losses = [
-        each["weight"] * atb.mean_loss(mirror, each, TINY, arch)
-        for each in batches
+        torch.nn.functional.cross_entropy(
+            mirror(each, arch).flatten(0, 1), each["labels"].flatten(), reduction="sum")
+        for each in (batch, other)
         for arch in archs
     ]
-    expected_loss = sum(losses) / len(losses)
+    expected_loss = sum(losses) / (3 * (5 + 3))
     expected_loss.backward()
     expected_norm = torch.nn.utils.clip_grad_norm_(mirror.parameters(), atb.CLIP)
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    numbers = atb.train_step(0, model, optimizer, batches, TINY, ALONE)
+    numbers = atb.train_step(0, model, optimizer, [batch, other], TINY, ALONE)
     close(numbers["loss"], expected_loss.detach())
     close(numbers["norm"], expected_norm)
     for ours, theirs in zip(model.parameters(), mirror.parameters()):
@@ -228,8 +229,9 @@ def test_distillation_compares_scores_and_states_of_real_tokens():
     lengths = batch["lengths"].tolist()
     real = [states[row, :length].flatten() for row, length in enumerate(lengths)]
     pairs = [scores[row, :, :length, :length].flatten() for row, length in enumerate(lengths)]
-    expected = torch.cat(real).mean() + torch.cat(pairs).mean()
-    close(atb.distillation_loss(student, targets, batch["lengths"]), expected)
+    expected = torch.stack([torch.cat(real).mean(), torch.cat(pairs).mean()])
+    losses = atb.summed_losses(model, batch, DISTILL, arch)
+    close(losses / atb.count_labels(batch), expected)
 
 
 # --- latency and search ---

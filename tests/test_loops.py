@@ -8,6 +8,7 @@ from small_runs import ALONE, ARCH
 
 import albert
 import autobert_zero
+import autotinybert
 import mformer
 
 SHAPE = dict(
@@ -67,6 +68,16 @@ def mformer_step():
     return mformer, mformer.make_model(arch, cfg), cfg, batch, chunks(batch)
 
 
+def autotinybert_step():
+    """A SuperPLM, of which a step trains one sub-model, with the batch of albert_step."""
+    *_, batch, parts = albert_step()
+    cfg = autotinybert.Config(
+        largest="2-16-32-2-16", smallest="1-8-8-1-8", dropout=0.0, batch=8, accumulate=1,
+        variant="sme")  # one sub-model for all micro-batches
+    model = autotinybert.LanguageModel(autotinybert.parse_arch(cfg.largest), 60)
+    return autotinybert, model, cfg, batch, parts
+
+
 def gradients(file, network, micro_batches, cfg, ranks=ALONE):
     """The gradients of train_step, which an optimizer that changes nothing keeps."""
     network = copy.deepcopy(network)
@@ -81,7 +92,7 @@ def gradients(file, network, micro_batches, cfg, ranks=ALONE):
     return kept
 
 
-@pytest.mark.parametrize("make", [albert_step, autobert_zero_step, mformer_step])
+@pytest.mark.parametrize("make", [albert_step, autobert_zero_step, autotinybert_step, mformer_step])
 def test_the_gradient_is_the_same_for_any_number_of_micro_batches(make):
     """Also with unequal numbers of labels: a loss is a sum, divided by the labels of the step."""
     torch.manual_seed(0)
