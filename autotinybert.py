@@ -1056,6 +1056,9 @@ def read_pretrained(path, cfg, command, arch=""):
     own = config["settings"]["arch"]
     if superplm != folder and arch not in ("", own):
         return read_pretrained(superplm, cfg, command)
+    if folder == Path(path, "superplm") and not arch:
+        raise UserError(f"{path}: its search is not finished and has no model yet; run it again, "
+                        f"choose a part with --arch, or name the SuperPLM, {superplm}")
     record, owned = read_run(
         folder, cfg, command.program, ("search", "superplm", "further_train", "finetune"))
     return Pretrained(folder, record["settings"], owned["model"], read_arch(own, folder))
@@ -1130,14 +1133,26 @@ def check_length(source, longest):
     return positions
 
 
+def without_padding(weights, vocab_size):
+    """Weights without the rows of tokens that the vocabulary lacks: many released models have up to
+    127 more, so that their number is a multiple of 8. So these are never predicted."""
+    names = "encoder.token_embedding.weight", "decoder_bias"
+    rows = len(weights.get(names[0], ()))
+    if not vocab_size < rows < vocab_size + 128:
+        return weights
+    return {name: value[:vocab_size] if name in names else value
+            for name, value in weights.items()}
+
+
 def load_teacher(cfg, command, ranks, tokenizer):
     """The frozen Encoder of --teacher."""
     source = read_pretrained(cfg.teacher, cfg, command)
     positions = check_length(source, cfg.length)
     check_vocabulary(source.path, tokenizer)
-    width = source.weights["encoder.token_embedding.weight"].shape[1]
+    weights = without_padding(source.weights, tokenizer.vocab_size)
+    width = weights["encoder.token_embedding.weight"].shape[1]
     teacher = Encoder(source.arch, tokenizer.vocab_size, 0.0, positions, width)
-    hf_models.fill(nn.ModuleDict({"encoder": teacher}), source.weights, source.path)
+    hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, source.path)
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
@@ -1155,7 +1170,8 @@ def start_model(source, arch, data, cfg, ranks):
             raise UserError(f"MLM-saved: {cfg.init} was distilled and has no head for masked words")
         seed_everything(cfg.seed, "weights made anew")
         model = LanguageModel(source.arch, vocab_size, cfg.dropout, fit, positions)
-        loaded = hf_models.fill(model, source.weights, source.path)
+        weights = without_padding(source.weights, vocab_size)
+        loaded = hf_models.fill(model, weights, source.path)
         if data.train or data.tasks:  # an export prints what it ignores
             print0(ranks, loaded)
     else:

@@ -221,9 +221,9 @@ def test_bad_input_ends_in_one_line_and_changes_no_file(case, fails, ready):
     ("autotinybert", "--further_steps 400 --save_every 1000 --eval_every 1000"),
 ])
 def test_a_training_that_diverges_ends_in_one_line_before_it_saves(program, more, fails):
-    """Steps that save are checked, and where none does for long every hundredth."""
+    """Steps that save are checked, and where none does for long, those that log."""
     line = fails(f"{TRAINED[program]} {more} --lr 1e30")
-    assert re.search(r"(not finite|diverged).*(step|update) ([1-6]|100)\b", line)
+    assert re.search(r"(not finite|diverged).*(step|update) ([1-6]|20)\b", line)
     for path in fails.here.rglob("checkpoint.pt"):
         weights = torch.load(path)["owned"]["model"].values()
         assert all(value.isfinite().all() for value in weights)
