@@ -11,12 +11,12 @@ Run:  python autotinybert.py --search --dry_run        two steps of every phase 
       torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
                --corpus TEXTS --glue GLUE --squad SQUAD    the paper's sizes and budget (Sec. 4.1)
 Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3 -> VARIANTS
-      Sec. 3.4, Figure 3 -> leading, sub_model    Alg. 1 -> draw_archs, train_step
+      Sec. 3.4, Figure 3 -> leading, extract    Alg. 1 -> draw_archs, train_step
       Lat(.) of Eq. 4 -> Predictor             Alg. 2 -> propose, evolve
       Sec. 4.4 -> fast_candidates              Sec. 3.6 -> train_winners
       Table D.1 -> TABLE_D1                    Eq. 5, figures -> tests/claims
-Tour: search_space, leading, sub_model, train_step, pretrain, Predictor, propose, search. Skip at
-      first: other models as a start, fine-tuning, flags.
+Tour: search_space, leading, Layer, train_step, train_language_model, Predictor, propose, search.
+      Skip at first: weights to start from, fine-tuning, the command line.
 There are 22 departures from the paper, D1 to D22: grep -n '# D[0-9]' autotinybert.py
 A * marks a departure from the released code where the paper leaves the choice open.
 """
@@ -98,7 +98,8 @@ class Config:
     finetune_length: int | None = None  # tokens an example; default: 128, for SQuAD 384 [8, 512]
     runs: int = 1  # fine-tunings with other seeds in --finetune [>= 1]
     # latency
-    speedup: float = 7.2  # over --reference, Table 1 [> 0]
+    speedup: float = 7.2  # over --reference, Table 1; one of this and --latency_limit [> 0]
+    latency_limit: float = 0  # limit in milliseconds on this machine; 0: --speedup
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
     latency_threads: int = 1  # CPU threads; with 1, CPU seconds are measured (D7) [1, 1024]
@@ -115,7 +116,8 @@ class Config:
 
 MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
 WRITES = (  # what --restart deletes, next to common.run.WRITES
-    "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json")
+    "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
+    "pareto.txt")
 MOST_LAYERS = 1000  # of an architecture that is given
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
@@ -1317,9 +1319,10 @@ def judge(model, data, cfg):
     return {"score": statistics.fmean(scores.values()), "scores": scores, "diverged": False}
 
 
-# predict([Arch]) -> [milliseconds]; reference: milliseconds of the reference; limit: milliseconds
-# that the reference takes, divided by --speedup
+# predict([Arch]) -> [milliseconds]; reference and limit in milliseconds
 Latency = namedtuple("Latency", "predict reference limit")
+# what a latency depends on besides the architecture, next to the processor
+MACHINE = ("latency_device", "latency_threads", "latency_batch", "latency_length", "reference")
 DRIFT = 0.1  # relative change of the reference's latency that is told
 DOUBTFUL = 0.2  # mean relative error of a predictor that is told
 
@@ -1331,59 +1334,86 @@ def warn_of_drift(low, high, cfg):
                       "machine is busy; latencies count in relation to the reference")
 
 
+def latencies_of_init(cfg, machine):
+    """The latency.json of --init's run if it was measured on such a machine, else None."""
+    for folder in (Path(cfg.init), Path(cfg.init).parent) if cfg.init else ():
+        path = folder / "latency.json"
+        kept = read_json(path, dict) if path.exists() else {}
+        if kept.get("machine") == machine:
+            print(f"{folder}: its {len(kept['times'])} latencies are used again")
+            return kept
+
+
 def measure_latencies(cfg, path):
-    """What time_rounds measures of the smallest and of random architectures. The file keeps it, and
-    a killed run continues after the last group."""
+    """What time_rounds measures of the smallest and of random architectures; --init's where they
+    were measured on the same machine. The file keeps it, and a killed run continues after the last
+    group."""
     device = pick_device(cfg.latency_device)  # UserError where there is none
-    space = search_space(cfg)
-    rng = random.Random(f"{cfg.seed} latency")
-    archs = {str(smallest_arch(space)): None}
-    while len(archs) < min(cfg.latency_archs + 1, math.prod(map(len, space.values()))):
-        archs[str(sample_arch(space, rng))] = None
     here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
-    kept = {"processor": here, "times": {arch: [] for arch in archs}}
-    if path.exists():
-        kept = read_json(path, dict)
-    if kept["processor"] != here:
-        warnings.warn(f"{path}: latencies of {kept['processor']}; what is left, and the winners, "
-                      f"are measured on {here}")
-    groups = cfg.latency_rounds * math.ceil(len(archs) / GROUP)
-    measured = time_rounds(archs, cfg, cfg.latency_rounds, kept["times"])
+    machine = {"processor": here, **{name: getattr(cfg, name) for name in MACHINE}}
+    kept = read_json(path, dict) if path.exists() else latencies_of_init(cfg, machine)
+    if not kept:
+        space = search_space(cfg)
+        rng = random.Random(f"{cfg.seed} latency")
+        times = {str(smallest_arch(space)): []}
+        while len(times) < min(cfg.latency_archs + 1, math.prod(map(len, space.values()))):
+            times.setdefault(str(sample_arch(space, rng)), [])
+        kept = {"machine": machine, "times": times}
+    if kept["machine"]["processor"] != here:
+        warnings.warn(f"{path}: latencies of {kept['machine']['processor']}; what is left, and the "
+                      f"winners, are measured on {here}")
+    groups = cfg.latency_rounds * math.ceil(len(kept["times"]) / GROUP)
+    measured = time_rounds([*kept["times"]], cfg, cfg.latency_rounds, kept["times"])
     for _ in tqdm(measured, "latency", groups, disable=None):
         write_json(path, kept)
     return kept["times"]
 
 
+def fit_predictor(archs, milliseconds, cfg):
+    """(Predictor, its mean relative error). The last fifth of the architectures shows the error."""
+    unseen = math.ceil(len(archs) / 5)
+    predict = Predictor(cfg.latency_length).fit(
+        archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
+    guesses = predict(archs[-unseen:])
+    error = statistics.fmean(
+        abs(guess / ms - 1) for guess, ms in zip(guesses, milliseconds[-unseen:]))
+    return predict, error
+
+
+def limit_flag(cfg):
+    """The flag that sets the limit, as it is written."""
+    if cfg.latency_limit:
+        return f"--latency_limit {cfg.latency_limit:g}"
+    return f"--speedup {cfg.speedup:g}"
+
+
 def learn_latency(cfg, run):
-    """Phase 2: the Latency of this machine. The last fifth of the architectures shows the error of
-    the predictor. Raises UserError where nothing meets the limit."""
+    """Phase 2: the Latency of this machine. Raises UserError where nothing meets the limit."""
     times = measure_latencies(cfg, run.folder / "latency.json")
     references = sorted(references_of(times))
     reference = statistics.median(references)
     warn_of_drift(references[len(references) // 4], references[3 * len(references) // 4], cfg)
-    limit = reference / cfg.speedup
+    limit = cfg.latency_limit or reference / cfg.speedup
     archs = list(map(parse_arch, times))
     ratios = list(map(ratios_of, times.values()))
     milliseconds = [reference * statistics.median(each) for each in ratios]
-    unseen = math.ceil(len(archs) / 5)
-    predict = Predictor(cfg.latency_length).fit(
-        archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
-    error = statistics.fmean(
-        abs(guess / ms - 1) for guess, ms in zip(predict(archs[-unseen:]), milliseconds[-unseen:]))
-    smallest = smallest_arch(search_space(cfg))
-    fastest, = predict([smallest])
-    if fastest > limit or not propose([], 0, cfg, predict, limit):
-        raise UserError(f"--speedup {cfg.speedup:g}: --strategy {cfg.strategy} finds nothing that "
-                        f"is that fast; the fastest in the search space, {smallest}, takes "
-                        f"{fastest:.3g} ms here, and the limit is {limit:.3g} ms")
+    predict, error = fit_predictor(archs, milliseconds, cfg)
     spread = statistics.median(max(each) / min(each) - 1 for each in ratios)
     print0(run.ranks, f"{len(times)} latencies: the rounds of one differ by {spread:.1%} (median); "
                       f"the predictor's mean error is {error:.1%}")
-    print0(run.ranks, f"the limit of --speedup {cfg.speedup:g} is {limit:.4g} ms; the reference "
-                      f"takes {reference:.4g} ms")
     if error > DOUBTFUL:
         print0(run.ranks, f"warning: the predictor is wrong by {error:.0%}, so that the search may "
                           "miss the best shapes; raise --latency_archs or --latency_rounds")
+    smallest = smallest_arch(search_space(cfg))
+    fastest, slowest = predict([smallest, parse_arch(cfg.largest)])
+    print0(run.ranks, f"the fastest shape, {smallest}, takes {fastest:.4g} ms, the slowest, "
+                      f"{cfg.largest}, {slowest:.4g} ms; the reference {cfg.reference} takes "
+                      f"{reference:.4g} ms")
+    print0(run.ranks, f"the limit of {limit_flag(cfg)} is {limit:.4g} ms")
+    if fastest > limit or not propose([], 0, cfg, predict, limit):
+        raise UserError(f"{limit_flag(cfg)}: --strategy {cfg.strategy} finds nothing that is that "
+                        f"fast; the fastest in the search space, {smallest}, takes {fastest:.3g} "
+                        f"ms here, and the limit is {limit:.3g} ms")
     return Latency(predict, reference, limit)
 
 
@@ -1413,13 +1443,13 @@ def evolve(superplm, latency, data, cfg, run):
 FINAL_ROUNDS = 5  # of the latency of a finalist
 
 
-def time_finalist(line, latency, cfg):
-    """The latency of a line of the history, for best.json."""
-    *_, times = time_rounds([line["arch"]], cfg, FINAL_ROUNDS)
-    milliseconds = latency.reference * statistics.median(ratios_of(times[line["arch"]]))
+def time_finalist(arch, latency, cfg):
+    """The latency of an architecture (text), for best.json."""
+    *_, times = time_rounds([arch], cfg, FINAL_ROUNDS)
+    milliseconds = latency.reference * statistics.median(ratios_of(times[arch]))
     warn_of_drift(*sorted([latency.reference, statistics.median(references_of(times))]), cfg)
     return {
-        "arch": line["arch"],
+        "arch": arch,
         "milliseconds": milliseconds,
         "limit_milliseconds": latency.limit,
         "reference_milliseconds": latency.reference,
@@ -1427,48 +1457,119 @@ def time_finalist(line, latency, cfg):
     }
 
 
+def within_limit(archs, latency, cfg, count):
+    """The first `count` of the architectures (text) that meet the limit when they are measured."""
+    measured = (time_finalist(arch, latency, cfg) for arch in archs)
+    within = (line for line in measured if line["milliseconds"] <= latency.limit)
+    return list(itertools.islice(within, count))
+
+
+def berts_rule(cfg, predict, limit):
+    """BERT's rule, d^f = 4 d^m and d^q|k|v = d^m: its architectures within the SuperPLM that are
+    predicted to meet the limit, the slowest first."""
+    space = search_space(cfg)
+    top = parse_arch(cfg.largest)
+    archs = [Arch(layers, qkv, 4 * qkv, heads, qkv)
+             for layers in space["layers"] for heads, qkv in space["attention"]]
+    archs = [arch for arch in archs if not why_outside(arch, top, cfg.variant)]
+    times = dict(zip(archs, predict(archs))) if archs else {}
+    return sorted((arch for arch in archs if times[arch] <= limit), key=times.get, reverse=True)
+
+
 def confirm(history, latency, cfg, run):
-    """The best architectures of the history that meet the limit when they are measured, at most
-    --winners. Raises UserError where there is none."""
+    """{kind: lines}: "searched", the best architectures of the history that meet the limit when
+    they are measured, at most --winners; and to compare with, "BERT's rule" and "random sample",
+    the best of the first generation. Raises UserError where nothing meets the limit."""
     # D4: the evolution checks the limit by predictions alone; here the winners are measured
     path = run.folder / "finalists.json"
     winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
     if not path.exists():
         ranked = sorted(history, key=score_of, reverse=True)
-        measured = (time_finalist(line, latency, cfg) for line in ranked if not line["diverged"])
-        within = (line for line in measured if line["milliseconds"] <= latency.limit)
-        finalists = list(itertools.islice(within, winners))
-        if not finalists:
-            raise UserError(f"--speedup {cfg.speedup:g}: no candidate meets it when measured, or "
-                            "all diverged (lower --finetune_lr); the same command measures again")
-        write_json(path, finalists)
+        ranked = [line for line in ranked if not line["diverged"]]
+        searched = within_limit([line["arch"] for line in ranked], latency, cfg, winners)
+        if not searched:
+            raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured, or all "
+                            "diverged (lower --finetune_lr); the same command measures again")
+        first = [line["arch"] for line in ranked
+                 if line["round"] == 0 and cfg.strategy != "fast"]  # drawn at random
+        rule = map(str, berts_rule(cfg, latency.predict, latency.limit))
+        write_json(path, {
+            "searched": searched,
+            "BERT's rule": within_limit(rule, latency, cfg, 1),
+            "random sample": within_limit(first, latency, cfg, 1),
+        })
     return read_json(path)
 
 
 def train_winners(superplm, finalists, data, cfg, run):
-    """Phase 4, Sec. 3.6: train the finalists further, judge them, keep the best in model/. Returns
-    best.json's entry. Raises Diverged where all diverge."""
+    """Phase 4, Sec. 3.6: train the finalists further, judge them, keep the best searched one in
+    model/. Returns best.json's entry. Raises Diverged where all diverge."""
     # D19: the best winner has the best score on the search's own dev examples, so that best.json's
     # score is no estimate for new ones; the paper does not say how one of its three is chosen
     models = {}
-    for line in finalists:
-        arch = line["arch"]
+    for arch in dict.fromkeys(line["arch"] for lines in finalists.values() for line in lines):
         models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
         try:  # without a warm-up, Sec. 4.1
             train_further(models[arch], data, cfg, run, run.folder / "further" / arch, warmup=0.0)
         except Diverged as error:  # judge() gives it the worst score
             print0(run.ranks, f"further training diverged: {error}")
-    results = share_out(run.ranks, list(models), run.folder / "finals", "finals",
-                        lambda arch: judge(models[arch], data, cfg))
-    best = max((line | result for line, result in zip(finalists, results)), key=score_of)
+
+    def work(arch):
+        result = judge(models[arch], data, cfg)
+        if not result["diverged"]:
+            result["loss"] = evaluate_language_model(models[arch], data, cfg)["loss"]
+        return result
+
+    results = dict(zip(models, share_out(
+        run.ranks, list(models), run.folder / "finals", "finals", work)))
+    table = {}  # the best line of each kind
+    for kind, lines in finalists.items():
+        for line in lines:
+            line |= results[line["arch"]]
+            line["parameters"] = sum(parameters(parse_arch(line["arch"]), cfg.vocab_size).values())
+        if lines:
+            table[kind] = max(lines, key=score_of)
+    best = table["searched"]
     if best["diverged"]:
         raise Diverged("all winners")
     on_main(
         run.ranks, keep, run.folder / "model", "search", models[best["arch"]], data, cfg, run)
     # a uniform guess scores 0 in MLM-saved
-    best["baselines"] = {name: task.majority_baseline if task else 0.0
-                         for name, task in data.tasks.items()}
-    return best
+    majority = {name: task.majority_baseline if task else 0.0 for name, task in data.tasks.items()}
+    return {**best, "baselines": majority, "table": table}
+
+
+def comparison(table):
+    """The text of best.json's table."""
+    lines = [f"{'':14} {'shape':20} {'ms':>8} {'parameters':>12} {'loss':>7}  scores"]
+    for kind, line in table.items():
+        loss = f"{line['loss']:7.4f}" if "loss" in line else "diverged"
+        lines.append(f"{kind:14} {line['arch']:20} {line['milliseconds']:8.4g} "
+                     f"{line['parameters']:12,} {loss}  {percent(line['scores'])}")
+    return "\n".join(lines)
+
+
+def pareto(history):
+    """All candidates as text, the fastest first; a * marks those that no faster one surpasses."""
+    lines = ["  predicted ms    score  shape"]
+    highest = -math.inf
+    for line in sorted(history, key=lambda line: (line["predicted_ms"], -line["score"])):
+        mark = "*" if line["score"] > highest else " "
+        highest = max(highest, line["score"])
+        lines.append(f"{mark} {line['predicted_ms']:12.4f} {line['score']:8.4f}  {line['arch']}")
+    return "\n".join(lines) + "\n"
+
+
+def refuse_other_limit(cfg):
+    """UserError where the folder has a search with another limit, whose result would be lost."""
+    path = Path(cfg.out) / "config.json"
+    record = read_json(path, dict) if path.exists() else {}
+    if cfg.restart or (record.get("program"), record.get("action")) != ("autotinybert", "search"):
+        return
+    limits = [record["asked"].get(name) for name in ("speedup", "latency_limit")]
+    if limits != [cfg.speedup, cfg.latency_limit]:
+        raise UserError(f"{cfg.out}: its limit is another; give --init {cfg.out} and a new --out, "
+                        "and its latencies and its SuperPLM are used again")
 
 
 def search(cfg, command):
@@ -1479,6 +1580,7 @@ def search(cfg, command):
         cfg = resolve(cfg, command, ranks, source)
         names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
         command = dataclasses.replace(command, action="search")
+        on_main(ranks, refuse_other_limit, cfg)
         cfg, run, data = open_data(cfg, command, ranks, phase != "latency", names)
         if not run.finished():
             if phase != "superplm":  # first, so that a limit that nothing meets costs no training
@@ -1491,13 +1593,16 @@ def search(cfg, command):
             history = evolve(superplm, latency, data, cfg, run)
             finalists = on_main(ranks, confirm, history, latency, cfg, run)
             best = train_winners(superplm, finalists, data, cfg, run)
+            on_main(ranks, write_atomic, run.folder / "pareto.txt", pareto(history))
             on_main(ranks, write_json, run.folder / "best.json", best)
             run.finish(best)
         best = run.finished()
+        print0(ranks, comparison(best["table"]))
         print0(ranks, f"{best['arch']} takes {best['milliseconds']:.4g} ms, {best['speedup']:.3g} "
                       f"times as fast as {cfg.reference}: {percent(best['scores'])}; "
                       f"baselines {percent(best['baselines'])}")
-        run.print_result(cfg, "best.json", *words_after_training(cfg, run.folder))
+        words = "--export", f"{run.folder}-exported", "--init", run.folder
+        run.print_result(cfg, "best.json", *words)
 
 
 # Other actions.
@@ -1649,6 +1754,8 @@ def read_arch(text, source):
 def check(cfg, command):
     """UserError where flags contradict each other."""
     action = command.action
+    if {"speedup", "latency_limit"} <= command.given:
+        raise UserError("--speedup and --latency_limit: give one of them")
     mistakes = {
         f"--arch {cfg.arch}: --{action} takes none":
             cfg.arch and action in (*PHASES, "predict"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import filled
 from kills import TWO, finish
-from small_runs import ALONE, SEARCHES, FakeTokenizer
+from small_runs import ALONE, SEARCHES, FakeTokenizer, next_command
 
 import autotinybert as atb
 from common.cli import Command
@@ -318,8 +318,9 @@ def test_finalists_keep_the_limit_that_is_printed(tmp_path, monkeypatch, capsys)
     cfg, run, latency = measured(load, tmp_path, monkeypatch, winners=60, latency_archs=40)
     limit = float(re.search(r"--speedup 8 is ([\d.]+) ms", capsys.readouterr().out)[1])
     archs = {str(atb.sample_arch(atb.search_space(cfg), rng)) for _ in range(60)}
-    lines = [{"arch": arch, "score": 0.0, "diverged": False} for arch in sorted(archs)]
-    finalists = atb.confirm(lines, latency, cfg, run)
+    lines = [
+        {"arch": arch, "round": 0, "score": 0.0, "diverged": False} for arch in sorted(archs)]
+    finalists = atb.confirm(lines, latency, cfg, run)["searched"]
     assert 0 < len(finalists) < len(lines)
     assert limit == pytest.approx(latency.limit, rel=1e-3)
     for line in finalists:
@@ -521,14 +522,42 @@ def test_phases_alone_are_the_whole_search(phases, flags, whole, tmp_path):
     assert best["scores"] == pytest.approx(expected["scores"])
 
 
-def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, tmp_path):
-    more = ["--init", whole, "--speedup", "3", "--strategy", "fast"]
-    run_here("--search", *flags, *more, "--out", tmp_path)
-    best = read_json(tmp_path / "best.json")
-    assert best["speedup"] >= 3
+def test_another_search_starts_from_a_finished_ones_superplm(
+        flags, whole, tmp_path, monkeypatch, capsys):
+    """And from its latencies, where they were measured on the same machine."""
+    limit = 0.5 * read_json(whole / "best.json")["reference_milliseconds"] / 1.5
+    flags = flags[:flags.index("--speedup")] + flags[flags.index("--speedup") + 2:]
+    more = ["--init", whole, "--latency_limit", limit, "--strategy", "fast"]
+    run_here("--search", *flags, *more, "--out", tmp_path / "run")
+    printed = capsys.readouterr().out
+    assert f"{whole}: its 25 latencies are used again" in printed
+    assert f"limit of --latency_limit {limit:g} is" in printed
+    best = read_json(tmp_path / "run" / "best.json")
+    assert best["milliseconds"] <= limit == best["limit_milliseconds"]
     expected = pretended_latency(atb.parse_arch(best["arch"]))
     assert best["milliseconds"] == pytest.approx(expected)
-    assert not (tmp_path / "superplm").exists()
+    assert not (tmp_path / "run" / "superplm").exists()
+    for kind in ("searched", "BERT's rule"):
+        line = re.search(f"^{kind} .*", printed, re.MULTILINE)[0]
+        assert best["table"][kind]["arch"] in line
+        assert f"{best['table'][kind]['loss']:.4f}" in line
+    rule = atb.parse_arch(best["table"]["BERT's rule"]["arch"])
+    assert (rule.qkv, rule.ffn) == (rule.hidden, 4 * rule.hidden)
+    assert "--export" in next_command(printed)
+    with pytest.raises(atb.UserError, match="--init .* are used again"):
+        run_here("--search", *flags, "--latency_limit", 2 * limit, "--out", tmp_path / "run")
+    monkeypatch.setattr(atb, "processor", lambda: "abacus")
+    run_here("--latency", *flags, *more, "--out", tmp_path / "other")
+    assert "used again" not in capsys.readouterr().out
+
+
+def test_the_front_is_what_no_faster_shape_surpasses():
+    points = [(3, 0.5), (1, 0.2), (2, 0.6), (4, 0.7), (2, 0.1)]
+    history = [
+        {"arch": f"shape-{ms}-{score}", "predicted_ms": ms, "score": score}
+        for ms, score in points]
+    front = [line.split()[-1] for line in atb.pareto(history).split("\n") if line[:1] == "*"]
+    assert front == ["shape-1-0.2", "shape-2-0.6", "shape-4-0.7"]
 
 
 @pytest.mark.parametrize("strategy", ["evolution", "random", "fast"])

@@ -48,7 +48,7 @@ SMALL = {  # pattern of commands: flags behind them
         f"{NETWORK} --embedding 8 --length 64 --batch 128 --dev_examples 16",
     r"albert.py --finetune .*--preset": "--finetune_length 64 --finetune_batch 8",
     r"autobert_zero.py --(search|pretrain) --preset": f"{NETWORK} --length 16 --batch 4",
-    r"autotinybert.py --(?!finetune|describe).*(--preset|--setting|--latency_device|--out)":
+    r"autotinybert.py --(?!finetune|describe|.*limit).*(--preset|--setting|--latency_d|--out)":
         "--largest 2-24-48-2-24 --smallest 1-24-24-2-24 --reference 2-24-48-2-24 --length 16 "
         "--batch 16 --speedup 0.2",
     r"autotinybert.py --finetune": "--finetune_length 64",
