@@ -672,7 +672,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     # has a digit before a comma (data/text.py)
     # D24*: the lines of a document are joined and split into sentences, and a document ends after
     # 100,000 characters (data/text.py)
-    from data.inputs import find_inputs, open_corpus, open_tokenizer, words_after_training
+    from data.inputs import (
+        find_inputs, open_corpus, open_tokenizer, print_after_training, print_near_baseline)
     from data.race import RaceTask
 
 
@@ -1006,7 +1007,8 @@ def pretrain(cfg, command):
                 print0(ranks, f"held-out {name} accuracy {result[name]:.1%} of "
                               f"{result['labels'][name]} "
                               f"({kind} baseline {baseline:.1%})")
-        run.print_result(cfg, "checkpoint.pt", *words_after_training(cfg, run.folder))
+        print_near_baseline(ranks, result, result["baselines"])
+        print_after_training(run, cfg, "checkpoint.pt")
 
 
 def pretrain_language_model(source, data, cfg, run):

@@ -1603,7 +1603,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from common.folder_task import export_head, read_spec
     from data.corpus import join
     from data.inputs import (
-        Data, check_tokenizer, find_inputs, open_corpus, open_tokenizer, words_after_training)
+        Data, check_tokenizer, find_inputs, open_corpus, open_tokenizer, print_after_training,
+        print_near_baseline)
     from data.network_code import SPAN, write_hugging_face, write_network
 
 MODELS = ("init", "tokenizer")  # flags that name models
@@ -1811,8 +1812,9 @@ def pretrain(cfg, command):
         accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
         print0(ranks, f"held-out text: {percent(accuracies)}; "
                       f"MLM loss {result['mlm_loss']:.4f} nats")
-        words = words_after_training(cfg, run.folder, "/network.py")
-        run.print_result(cfg, "checkpoint.pt", *words)
+        majority = {"mlm_accuracy": result["mlm_majority"]}
+        print_near_baseline(ranks, result, majority)
+        print_after_training(run, cfg, "checkpoint.pt", "/network.py")
 
 
 def pretrain_language_model(source, data, cfg, run):

@@ -25,6 +25,7 @@ from common.tokenization import rules_of
 
 NAMES = ("tokens", "sentences", "documents")
 MOST_HELD_OUT = 1000  # documents, where a fraction is held out: 5% of Wikipedia are 300,000
+FEW_SENTENCES = 4  # a book with a blank line after each paragraph has fewer
 BLOCK = 64  # examples whose first random numbers are drawn together, which takes less time
 DRAWS = 20  # of them for each example, which seldom needs more
 
@@ -109,6 +110,16 @@ class Corpus:
         if not path.is_file() or path.stat().st_size != count * np.dtype(dtype).itemsize:
             raise UserError(f"{path}: missing or cut short; delete the folder and prepare it again")
         return np.memmap(path, dtype, "r").view(np.ndarray)
+
+    def summary(self):
+        """The counts of the whole corpus in words."""
+        counts = ", ".join(f"{self.meta[name]:,} {name}" for name in NAMES)
+        median = float(np.median(np.diff(self.documents)))
+        line = f"{counts} (median of {median:g} sentences)"
+        if median < FEW_SENTENCES:
+            line += ("; hint: short documents leave little context; if each file or line is one, "
+                     "data/prepare.py corpus --documents file|line")
+        return line
 
     def split(self, held_out):
         """(train, dev): documents are held out, evenly spread. held_out: below 1 a fraction of

@@ -15,11 +15,12 @@ from common.finetune import is_demo, task_files
 from common.folder_task import FolderName, read_folder
 from common.tokenization import FAST, load_tokenizer
 from data import cifar10, race, translation
-from data.corpus import NAMES, Corpus
+from data.corpus import Corpus
 from data.demo import make_demo
 from data.text import make_corpus, text_files
 
 DEMO = Path(__file__).resolve().parent / "demo"
+NEAR = 0.02  # of a baseline, where a model has learned little more
 DATA = ("glue", "squad", "race", "cifar10", "train_text", "valid_text", "test_text", "corpus")
 
 
@@ -62,8 +63,7 @@ def open_corpus(cfg, command, ranks, folder):
     """The text and the vocabulary of cfg.corpus, as Data. Token files that are not prepared are
     made in the run folder, where --init looks for the tokenizer."""
     tokenizer, train, dev = open_text(cfg, ranks, folder)
-    counts = ", ".join(f"{train.meta[name]:,} {name}" for name in NAMES)
-    print0(ranks, f"{' '.join(cfg.corpus)}: {counts}; held out: {len(dev.ids):,}")
+    print0(ranks, f"{' '.join(cfg.corpus)}: held out {len(dev.ids):,} of {train.summary()}")
     check_tokenizer(cfg, command, ranks, tokenizer)
     on_main(ranks, tokenizer.save, folder)
     return Data(ranks.device, tokenizer, train, dev)
@@ -207,6 +207,23 @@ def words_after_training(cfg, folder, ending="-exported"):
     export."""
     action = ["--finetune", "SST-2"] if is_demo(cfg.corpus) else ["--export", f"{folder}{ending}"]
     return [*action, "--init", folder]
+
+
+def print_near_baseline(ranks, scores, baselines):
+    """Say which of the held-out accuracies {name: value} are near their baselines."""
+    near = [name for name, baseline in baselines.items()
+            if scores[name] is not None and scores[name] < baseline + NEAR]
+    if near:
+        print0(ranks, f"{' and '.join(near)}: near the baseline; more --steps help, and short "
+                      "sequences first: a run of --length 16, then --init with the full --length")
+
+
+def print_after_training(run, cfg, best, ending="-exported"):
+    """Print the result of a training on text, and the commands that may follow."""
+    run.print_result(cfg, best, *words_after_training(cfg, run.folder, ending))
+    if not (cfg.dry_run or is_demo(cfg.corpus)):
+        print0(run.ranks, f"or: python {run.command.program}.py --finetune FOLDER --init "
+                          f"{run.folder} (FOLDER has train.tsv and dev.tsv: data/README.md)")
 
 
 # --- text and vocabulary -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ README.md in this folder describes each set and its licence. `python data/prepar
 prints the flags.
 """
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -19,10 +20,9 @@ if __name__ == "__main__":  # Python looks for modules in data/, not in the repo
     sys.path[0] = str(HERE.parent)
 
 from common.cli import Parser, check_range, run  # noqa: E402
-from data.corpus import NAMES  # noqa: E402
 from data.demo import make_demo  # noqa: E402
 from data.download import TABLE, download  # noqa: E402
-from data.text import make_corpus  # noqa: E402
+from data.text import DOCUMENTS, make_corpus  # noqa: E402
 
 
 def demo(args):
@@ -41,9 +41,9 @@ def corpus(args):
     check_range("vocab_size", args.vocab_size, "[>= 1]")
     check_range("workers", args.workers, "[>= 1]")
     tokenizer, made = make_corpus(
-        args.corpus, args.to, args.vocab_size, args.tokenizer, args.workers)
-    counts = ", ".join(f"{made.meta[name]:,} {name}" for name in NAMES)
-    print(f"{args.to}: {counts}, vocabulary {tokenizer.vocab_size:,}")
+        args.corpus, args.to, args.vocab_size, args.tokenizer, args.workers, args.documents)
+    print(f"{args.to}: a vocabulary of {tokenizer.vocab_size:,} tokens; {made.summary()}")
+    print(f"next: python albert.py --pretrain --corpus {shlex.quote(args.to)}")
 
 
 def parser():
@@ -65,6 +65,9 @@ def parser():
     flag = add("corpus", corpus, required=True)
     flag("--corpus", nargs="+", required=True, metavar="PATH",
          help="text files, or folders of .txt files")
+    flag("--documents", choices=DOCUMENTS, default="blank",
+         help="what ends a document: a blank line, the file (of a book), or each line (default: "
+              "%(default)s)")
     flag("--vocab_size", type=int, default=30_000, metavar="N",
          help="size of the vocabulary to train (default: %(default)s)")
     flag("--tokenizer", metavar="PATH",

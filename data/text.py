@@ -7,7 +7,7 @@ Everything streams, so memory does not grow with the corpus, and the number of w
 change the result.
 
 How text is read (D24 of albert.py):
-- A blank line ends a document, as in BERT.
+- A blank line ends a document, as in BERT; or the file does, or each line (DOCUMENTS).
 - The lines of a document are joined and split into sentences. A line that ends in . ! ? or a sign
   like them ends a sentence too. So a file with one sentence per line stays as it is.
 - In a document without such a line every line is a sentence.
@@ -15,6 +15,7 @@ How text is read (D24 of albert.py):
   worker's chunk. Chunks have 4 MiB and end at a blank line if one is near.
 """
 import io
+import math
 import multiprocessing
 import os
 import re
@@ -36,6 +37,8 @@ from common.files import fingerprints, read_json, write_atomic, write_json
 from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
 
+DOCUMENTS = ("blank", "file", "line")  # what ends a document
+VOCABULARIES = ((8e6, 2000), (100e6, 8000), (math.inf, 30_000))  # up to so many bytes of text
 CHUNK = 1 << 22  # bytes that a worker reads at once
 WINDOW = 1 << 18  # bytes in which the end of a chunk is looked for
 LONGEST_DOCUMENT = 100_000  # characters
@@ -107,13 +110,15 @@ def split_sentences(text):
     return list(filter(None, sentences))
 
 
-def read_documents(text):
-    """Documents, each a list of sentences, of one chunk of a file."""
+def read_documents(text, end="blank"):
+    """Documents, each a list of sentences, of one chunk of a file. end: one of DOCUMENTS."""
     documents = []
-    for block in re.split(r"\n\s*\n", text):
+    size = LONGEST_DOCUMENT
+    for block in re.split(r"\n" if end == "line" else r"\n\s*\n", text):
         if ENDED_LINE.search(block):
             block = OPEN_LINE_END.sub(" ", block)
-        size = LONGEST_DOCUMENT
+        if end != "file":
+            size = LONGEST_DOCUMENT
         for sentence in chain.from_iterable(map(split_sentences, block.split("\n"))):
             if size >= LONGEST_DOCUMENT:
                 documents.append([])
@@ -218,7 +223,7 @@ def in_order(work, jobs, workers):
 
 # --- token files ---------------------------------------------------------------------------------
 
-def encode_chunk(tokenizer, dtype, job):
+def encode_chunk(tokenizer, dtype, end_of_document, job):
     """Of one chunk: its tokens, at which of them sentences start, at which sentence documents
     start."""
     path, start, end = job
@@ -228,7 +233,7 @@ def encode_chunk(tokenizer, dtype, job):
     if "\ufffd" in text:
         warnings.warn(f"{path}: not all is UTF-8; other bytes become U+FFFD")
     documents = []
-    for document in read_documents(text.lstrip("\ufeff")):
+    for document in read_documents(text.lstrip("\ufeff"), end_of_document):
         # a sentence of characters that the tokenizer drops has no tokens
         sentences = list(filter(None, tokenizer.encode_batch(document)))
         if sentences:
@@ -256,15 +261,16 @@ def write_tokens(folder, results):
     return count
 
 
-def prepare_corpus(paths, tokenizer, out_folder, workers=1):
+def prepare_corpus(paths, tokenizer, out_folder, workers=1, documents="blank"):
     """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus.
-    Interrupted at any point, the folder has no meta.json, and Corpus refuses it."""
+    Interrupted at any point, the folder has no meta.json, and Corpus refuses it. documents: what
+    ends one, of DOCUMENTS."""
     files = text_files(paths)
     folder = Path(out_folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "meta.json").unlink(missing_ok=True)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 65536 else np.uint32)
-    work = partial(encode_chunk, tokenizer, dtype)
+    work = partial(encode_chunk, tokenizer, dtype, documents)
     jobs = chain.from_iterable(map(chunks, files))
     with closing(in_order(work, jobs, workers)) as results:
         count = write_tokens(folder, tqdm(results, unit=" chunks of 4 MiB", disable=None))
@@ -276,9 +282,15 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1):
     return Corpus(folder, tokenizer)
 
 
-def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1):
+def fitting_vocabulary(files):
+    """The vocabulary size that fits so much text: with more, rare tokens are not learned."""
+    size = sum(map(os.path.getsize, files))
+    return next(vocabulary for most, vocabulary in VOCABULARIES if size < most)
+
+
+def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="blank"):
     """Make a tokenizer, trained on the text or copied from the path `tokenizer`, and the token
-    files, all in a folder; returns (tokenizer, Corpus).
+    files, all in a folder; returns (tokenizer, Corpus). documents: as of prepare_corpus.
 
     vocabulary.json, which is written first, says what they are made from: the same command again
     continues. UserError where the folder holds anything else.
@@ -288,6 +300,8 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1):
     given = tokenizer and load_tokenizer(tokenizer)
     about = {"vocab_size": vocab_size, "tokenizer": given and given.fingerprint,
              "sources": fingerprints(files)}
+    if documents != "blank":
+        about["documents"] = documents
     mark = folder / "vocabulary.json"
     if any(folder.glob("*")) and not (mark.exists() and read_json(mark) == about):
         raise UserError(f"{folder}: holds other files than a corpus of this text; choose another "
@@ -299,8 +313,11 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1):
         given.save(folder)
     elif not model.exists():
         print(f"training a vocabulary of {vocab_size} tokens")
+        fitting = fitting_vocabulary(files)
+        if not fitting / 4 <= vocab_size <= 2 * fitting:
+            print(f"hint: --vocab_size {fitting} fits so much text better")
         train_sentencepiece(files, model, vocab_size, threads=workers)
     tokenizer = given or load_tokenizer(model)
     if not read_meta(folder):
-        prepare_corpus(files, tokenizer, folder, workers)
+        prepare_corpus(files, tokenizer, folder, workers, documents)
     return tokenizer, Corpus(folder, tokenizer)

@@ -67,6 +67,27 @@ def test_documents_end_at_blank_lines_and_sentences_at_signs(text, documents):
     assert read_documents(text) == documents
 
 
+@pytest.mark.parametrize("end, sizes", [
+    ("blank", [2, 1, 1]),
+    ("file", [4]),
+    ("line", [1, 1, 1, 1]),
+])
+def test_a_document_ends_at_a_blank_line_or_with_the_file_or_a_line(end, sizes):
+    documents = read_documents("He ran.\nWhy?\n\nI know.\n \nNo.\n", end)
+    assert [len(document) for document in documents] == sizes
+
+
+def test_short_documents_get_a_hint(tmp_path):
+    text = write(tmp_path / "t.txt", "w1 w2 ab bc cd.\nw1.\nw2.\nw1.\n\n" * 9)
+    short = write(tmp_path / "s.txt", "w1 w2 ab bc cd.\n\n" * 9)
+    _, corpus = make_corpus([text], tmp_path / "out", 14)
+    assert corpus.summary().endswith("36 sentences, 9 documents (median of 4 sentences)")
+    _, corpus = make_corpus([short], tmp_path / "short", 14)
+    assert "median of 1 sentences); hint: " in corpus.summary()
+    _, corpus = make_corpus([short], tmp_path / "book", 14, documents="file")
+    assert "9 sentences, 1 documents (median of 9 sentences)" in corpus.summary()
+
+
 def test_chunks_cover_a_file_and_cut_no_word(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 700)
     monkeypatch.setattr(module, "WINDOW", 100)
