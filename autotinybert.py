@@ -22,6 +22,7 @@ A * marks a departure from the released code where the paper leaves the choice o
 """
 import copy
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -792,7 +793,7 @@ def distillation_losses(student, batch):
 if (Path(__file__).parent / "common").is_dir():
     from tqdm import tqdm
 
-    from common import cli
+    from common import cli, glue
     from common.cli import Diverged, Stop, UserError
     from common.files import jsonl, load_file, read_json, write_atomic, write_json
     from common.run import (
@@ -802,7 +803,7 @@ if (Path(__file__).parent / "common").is_dir():
         micro_batch_numbers, move, on_main, pick_device, prefetch, print0, print_device_use,
         progress, seed_everything, seed_of, send, set_rate, total_over, training_cost)
     from common.finetune import (
-        LONGEST_FIRST, Recipe, Tuning, answer_file, fine_tune, finetune_job, open_file, open_task,
+        LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
         parse_tasks, percent, predict, print_summary, run_jobs, summarise)
     from data import corpus, hf_models
     from data.inputs import (
@@ -1222,7 +1223,8 @@ def recipes():
 
 
 def tuning(model, task, data, cfg, seed):
-    """A TaskModel with a copy of the model's encoder, and its Tuning on the task."""
+    """The first arguments of fine_tune: a TaskModel with a copy of the model's encoder, the task,
+    the optimizer, the learning rate by step, cfg, the device, the key of random numbers."""
     seed_everything(seed, "head", task.name)
     tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
     tuned = move(tuned, data.device)
@@ -1231,7 +1233,7 @@ def tuning(model, task, data, cfg, seed):
     def rate(step):
         return task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
 
-    return tuned, Tuning(task, optimizer, rate, (seed, "fine-tuning", task.name))
+    return tuned, task, optimizer, rate, cfg, data.device, (seed, "fine-tuning", task.name)
 
 
 def proxy_score(model, name, data, cfg):
@@ -1240,8 +1242,8 @@ def proxy_score(model, name, data, cfg):
     task = data.tasks[name]
     if not task:
         return score_mlm(model, data, cfg)["main"]
-    tuned, how = tuning(model, task, data, cfg, cfg.seed)
-    state = fine_tune(tuned, how, cfg, data.device)
+    tuned, *others = tuning(model, task, data, cfg, cfg.seed)
+    state = fine_tune(tuned, *others)
     if state["diverged"]:
         raise Diverged(state["diverged"])
     return task.score("dev", predict(tuned, task, "dev", cfg, data.device))["main"]
@@ -1252,8 +1254,8 @@ def train_task(model, job, data, cfg, run):
     predictions."""
     name, _, number = job.rpartition("-")
     folder = run.folder / "jobs" / job
-    tuned, how = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
-    result, outputs = finetune_job(tuned, how, cfg, folder, run)
+    tuned, *others = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
+    result, outputs = finetune_job(tuned, *others, folder, run)
     if outputs:
         keep(folder, "finetune", tuned, data, cfg, run, tasks=name)
     return result
@@ -1635,10 +1637,12 @@ def open_data(cfg, command, ranks, text, names):
     run.save_settings(cfg)
     if text and cfg.setting == "distill":
         data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
-    searches = command.action == "search"
+    kinds = {}
+    if command.action == "search":
+        kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
     for name in names:
         data.tasks[name] = None if name == "MLM-saved" else on_main(
-            ranks, open_task, name, cfg, data.tokenizer, recipes(), search=searches)
+            ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds)
     return cfg, run, data
 
 

@@ -1,15 +1,20 @@
 """Starts runs as processes of their own, and compares the folders of two runs."""
+import importlib
 import json
+import multiprocessing
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import torch
 from conftest import ROOT
+
+from common import cli
 
 OWN = {  # entries that may differ: times and places
     "seconds", "search_seconds", "milliseconds", "reference_milliseconds", "limit_milliseconds",
@@ -33,6 +38,49 @@ def start(command, out, *launch):
 def finish(command, out, *launch):
     """Run a command to its end, which must be a good one."""
     assert start(command, out, *launch).wait(900) == 0, Path(f"{out}.txt").read_text()[-2000:]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def together(log, function, *arguments, size=2):
+    """Call a function in processes that can form a group. They are forked from a server that has
+    imported the paper files, which takes seconds, and has computed nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["albert", "autobert_zero", "autotinybert", "mformer"])
+    shared = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    processes = []
+    for rank in range(size):
+        own = {**shared, "RANK": rank, "LOCAL_RANK": rank}
+        processes.append(context.Process(target=member, args=(own, log, function, *arguments)))
+        processes[-1].start()
+    for process in processes:
+        process.join(900)
+    assert [process.exitcode for process in processes] == [0] * size, log.read_text()[-2000:]
+
+
+def member(variables, log, function, *arguments):
+    """One of the processes of together()."""
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    torch.set_num_threads(1)
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    function(*arguments)
+
+
+def run_command(command, out):
+    """Run a command in this process, as its __main__ would."""
+    program, *words = shlex.split(command)
+    main = importlib.import_module(program).main
+    cli.run(lambda: main([*words, "--out", str(out)]))
+
+
+def finish_two(command, out):
+    """Run a command in two processes to its end, which must be a good one."""
+    together(Path(f"{out}.txt"), run_command, command, out)
 
 
 def begin(whole, out):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from conftest import filled
 
 import albert
-from common.files import read_json, read_jsonl, write_json
+from common.files import read_json, write_json
 from common.cli import Command
 from common.finetune import Recipe
 from common.tokenization import load_tokenizer
@@ -329,16 +329,6 @@ def test_lamb_is_that_of_the_official_code(shape, scale, adapt):
         atol=1e-9)
 
 
-def test_schedule_is_the_official_one():
-    steps = (0, 3124, 3125, 62500, 125000)
-    rates = [
-        1.76e-3 * albert.schedule(step, 125000, 3125)
-        for step in steps]
-    assert rates == pytest.approx(
-        [0, 0.0017594, 0.0017160, 0.00088, 0],
-        abs=5e-8)
-
-
 # --- objective -----------------------------------------------------------------------------------
 
 def test_ngram_lengths_follow_the_papers_distribution():
@@ -437,12 +427,6 @@ def test_nsp_needs_two_documents():
     text = Data(ALONE.device, train=SimpleNamespace(sentence_runs=lambda *_, others: pairs))
     with pytest.raises(albert.UserError):
         albert.check_pairs(text, tiny(corpus=("text",), objective="nsp"))
-
-
-def test_the_learning_rate_is_scaled_with_the_root_of_the_batch(ready):
-    """D19."""
-    line = read_jsonl(ready["albert"] / "log.jsonl")[0]
-    assert line["lr"] == pytest.approx(0.05 * math.sqrt(2 / 4096))
 
 
 def test_depth_warm_start_loads_everything(ready):

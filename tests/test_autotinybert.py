@@ -12,7 +12,7 @@ import types
 import pytest
 import torch
 from conftest import filled
-from kills import TWO, finish
+from kills import finish_two
 from small_runs import ALONE, SEARCHES, FakeTokenizer, next_command
 
 import autotinybert as atb
@@ -490,7 +490,7 @@ def test_a_training_continues_with_another_number_of_processes(ready, tmp_path, 
     monkeypatch.setattr(atb.Checkpoint, "save", save_and_stop)
     run_here(*shlex.split(command), "--out", tmp_path / "killed", status=143)
     release_locks()
-    finish(f"autotinybert {command}", tmp_path / "killed", *TWO)
+    finish_two(f"autotinybert {command}", tmp_path / "killed")
     assert '"event": "resumed"' in (tmp_path / "killed" / "log.jsonl").read_text()
     one, two = [
         load_file(tmp_path / name / "model/checkpoint.pt")["owned"]["model"]

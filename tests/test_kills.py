@@ -5,14 +5,13 @@ import importlib
 import os
 import shlex
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import filled, slow
-from kills import TWO, begin, children_of, differences, finish, start
+from kills import TWO, begin, children_of, differences, finish, finish_two, free_port, start
 from small_runs import SEARCHES, TRAINED, TUNED, call
 
 import autotinybert
@@ -98,13 +97,13 @@ OFTEN = ("autobert_zero search",)  # test_autotinybert.py has a training
 
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else slow(name) for name in RUNS if name != "tuned"])
-def test_two_processes_end_as_one_to_rounding(name, ready, tmp_path):
+def test_two_processes_end_as_one_to_rounding(name, ready, tmp_path, monkeypatch):
     """Weights, and in a search the same candidates in the same order."""
     command = filled(RUNS[name], **ready)
     one = tmp_path / "one"
     two = tmp_path / "two"
-    finish(command, one)
-    finish(command, begin(one, two), *TWO)
+    assert not call(f"{command} --out {one}", monkeypatch)
+    finish_two(command, begin(one, two))
     for path in one.rglob("checkpoint.pt"):
         ours = torch.load(path)["owned"]
         theirs = torch.load(two / path.relative_to(one))["owned"]
@@ -149,11 +148,9 @@ def test_two_machines_end_as_one(ready, tmp_path):
     one = tmp_path / "one"
     two = tmp_path / "two"
     finish(command, one, *TWO)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     launch = (
         "--nnodes=2", "--nproc_per_node=1", "--rdzv_backend=c10d", "--rdzv_id=7",
-        f"--rdzv_endpoint=127.0.0.1:{port}")
+        f"--rdzv_endpoint=127.0.0.1:{free_port()}")
     groups = [start(command, two, *launch) for _ in range(2)]
     assert [process.wait(900) for process in groups] == [0, 0]
     assert differences(one, two) == []

@@ -1,106 +1,183 @@
 """The training loops of the paper files, one table: what they share by name, they do alike."""
-import copy
 import dataclasses
+import random
+import shlex
+from collections import namedtuple
 
 import pytest
 import torch
+import torch.distributed as dist
+from kills import together
 from small_runs import ALONE, ARCH
 
 import albert
 import autobert_zero
 import autotinybert
 import mformer
+from common.distributed import Ranks, prepare_model
 
+# of a step: the file, a model, settings, the batch, its micro-batches, whether the model is a
+# super-net, and what else train_step takes
+Step = namedtuple("Step", "file model cfg batch parts supernet more", defaults=[False, ()])
 SHAPE = dict(
     vocab_size=60, layers=2, hidden=16, heads=2, ffn=32, embedding=8, length=16, dropout=0.0,
     batch=8, steps=1)
 
 
-def chunks(batch):
-    """A batch as four micro-batches."""
-    parts = zip(*(value.chunk(4) for value in batch.values()))
-    return [dict(zip(batch, values)) for values in parts]
+def numbers(end, *shape):
+    """Random int64 below `end`, the same in each call."""
+    return torch.randint(end, shape, generator=torch.Generator().manual_seed(0))
+
+
+def split(batch, sizes=(2, 2, 2, 2)):
+    """A batch as micro-batches."""
+    columns = [value.split(sizes) for value in batch.values()]
+    return [dict(zip(batch, values)) for values in zip(*columns)]
+
+
+def language_batch():
+    """Few labels in the first half."""
+    labels = numbers(60, 8, 5)
+    labels[:4, 1:] = -100
+    return {
+        "ids": numbers(60, 8, 16),
+        "token_type_ids": torch.zeros(8, 16, dtype=torch.long),
+        "masked_positions": numbers(16, 8, 5),
+        "labels": labels,
+        "order_labels": torch.tensor([0, 1, -100, -100, -100, -100, 1, 0]),
+    }
 
 
 def albert_step():
-    """A network, settings, a batch with few labels in its first half, and its micro-batches."""
-    generator = torch.Generator().manual_seed(0)
     cfg = albert.Config(**SHAPE, positions=16)
-    labels = torch.randint(60, (8, 5), generator=generator)
-    labels[:4, 1:] = -100
-    order = torch.tensor([0, 1, -100, -100, -100, -100, 1, 0])
-    batch = {
-        "ids": torch.randint(60, (8, 16), generator=generator),
-        "token_type_ids": torch.zeros(8, 16, dtype=torch.long),
-        "masked_positions": torch.randint(16, (8, 5), generator=generator),
-        "labels": labels,
-        "order_labels": order,
-    }
-    return albert, albert.LanguageModel(cfg), cfg, batch, chunks(batch)
+    batch = language_batch()
+    return Step(albert, albert.LanguageModel(cfg), cfg, batch, split(batch))
 
 
 def autobert_zero_step():
-    """As above. Masked positions are of the flattened micro-batch."""
-    *_, batch, parts = albert_step()
+    """Masked positions are of the flattened micro-batch."""
+    batch = language_batch()
+    parts = split(batch)
+    for each in (batch, *parts):
+        each["next_labels"] = each.pop("order_labels")
+        first = 16 * torch.arange(len(each["ids"]))[:, None]
+        each["masked_positions"] = (each["masked_positions"] + first).flatten()
+        each["labels"] = each["labels"].flatten()
     cfg = autobert_zero.Config(**SHAPE)
-    for part in (batch, *parts):
-        part["next_labels"] = part.pop("order_labels")
-        first = 16 * torch.arange(len(part["ids"]))[:, None]
-        part["masked_positions"] = (part["masked_positions"] + first).flatten()
-        part["labels"] = part["labels"].flatten()
     arch = autobert_zero.parse_arch(f"conv3 | {autobert_zero.BERT_ATTENTION}")
-    return autobert_zero, autobert_zero.LanguageModel(arch, cfg), cfg, batch, parts
-
-
-def mformer_step():
-    """As above, of sentences of unequal lengths."""
-    generator = torch.Generator().manual_seed(0)
-    arch = mformer.parse_arch(ARCH.strip("'"), mformer.Config(task="wmt14"))
-    cfg = mformer.Config(task="wmt14", vocab_size=60, head_dim=16, length=16, steps=1)
-    labels = torch.randint(60, (8, 9), generator=generator)
-    labels[:4, 3:] = -100
-    batch = {
-        "source": torch.randint(60, (8, 7), generator=generator),
-        "lengths": torch.tensor([7, 3, 5, 7, 2, 4, 6, 7]),
-        "target": torch.randint(60, (8, 9), generator=generator),
-        "labels": labels,
-    }
-    return mformer, mformer.make_model(arch, cfg), cfg, batch, chunks(batch)
+    return Step(autobert_zero, autobert_zero.LanguageModel(arch, cfg), cfg, batch, parts)
 
 
 def autotinybert_step():
     """A SuperPLM, of which a step trains one sub-model, with the batch of albert_step."""
-    *_, batch, parts = albert_step()
     cfg = autotinybert.Config(
-        largest="2-16-32-2-16", smallest="1-8-8-1-8", dropout=0.0, batch=8, accumulate=1,
+        largest="2-16-32-2-16", smallest="1-8-8-1-8", dropout=0.0, batch=8,
         variant="sme")  # one sub-model for all micro-batches
     model = autotinybert.LanguageModel(autotinybert.parse_arch(cfg.largest), 60)
-    return autotinybert, model, cfg, batch, parts
+    batch = language_batch()
+    return Step(autotinybert, model, cfg, batch, split(batch), True)
 
 
-def gradients(file, network, micro_batches, cfg, ranks=ALONE):
-    """The gradients of train_step, which an optimizer that changes nothing keeps."""
-    network = copy.deepcopy(network)
+def image_step():
+    """A super-net of which a sub-net is trained; micro-batches of other sizes."""
+    cfg = mformer.Config(
+        layers=(1, 2), hidden=(16, 24), ffn=(16, 32), heads=(1, 2), head_dim=8, image=8, patch=4,
+        dropout=0.0, clip=0.0)
+    space = mformer.space_of(cfg)
+    model = mformer.make_model(mformer.widest(space), cfg, space)
+    batch = {"images": torch.randn(8, 3, 8, 8), "labels": numbers(10, 8)}
+    arch = mformer.sample_arch(space, random.Random(1))
+    return Step(mformer, model, cfg, batch, split(batch, (1, 2, 2, 3)), True, [arch])
+
+
+def translation_step():
+    cfg = mformer.Config(task="wmt14", vocab_size=60, qkv=16, length=16, dropout=0.0, clip=0.0)
+    model = mformer.make_model(mformer.parse_arch(shlex.split(ARCH)[0], cfg), cfg)
+    labels = numbers(60, 8, 6)
+    labels[:4, 2:] = -100
+    batch = {
+        "source": numbers(60, 8, 5),
+        "lengths": torch.tensor([5, 3, 5, 5, 2, 4, 1, 5]),
+        "target": numbers(60, 8, 6),
+        "labels": labels,
+    }
+    return Step(mformer, model, cfg, batch, split(batch))
+
+
+STEPS = [albert_step, autobert_zero_step, autotinybert_step, image_step, translation_step]
+
+
+def gradients(make, ranks=ALONE, whole=False):
+    """{name: gradient} of train_step, which an optimizer that changes nothing keeps. whole: the
+    batch is one micro-batch."""
+    torch.manual_seed(0)
+    file, model, cfg, batch, parts, supernet, more = make()
+    assert len({tuple(file.count_labels(part).tolist()) for part in parts}) > 1
+    batches = [batch] if whole else parts
+    cfg = dataclasses.replace(cfg, accumulate=len(batches))
     kept = {}
 
     class Keep(torch.optim.SGD):
         def step(self):
-            kept.update({name: value.grad.clone() for name, value in network.named_parameters()
+            kept.update({name: value.grad.clone() for name, value in model.named_parameters()
                          if value.grad is not None})
 
-    file.train_step(0, network, Keep(network.parameters(), 0.0), micro_batches, cfg, ranks)
+    network = model if supernet else prepare_model(model, ranks)  # super-nets average by themselves
+    optimizer = Keep(model.parameters(), 0.0)
+    own = batches[ranks.rank::ranks.size]
+    file.train_step(0, network, optimizer, own, cfg, ranks, *more)
     return kept
 
 
-@pytest.mark.parametrize("make", [albert_step, autobert_zero_step, autotinybert_step, mformer_step])
-def test_the_gradient_is_the_same_for_any_number_of_micro_batches(make):
-    """Also with unequal numbers of labels: a loss is a sum, divided by the labels of the step."""
-    torch.manual_seed(0)
-    file, network, cfg, batch, parts = make()
-    whole = gradients(file, network, [batch], cfg)
-    counts = [file.count_labels(part).tolist() for part in parts]
-    assert len(set(map(tuple, counts))) > 1
-    four = gradients(file, network, parts, dataclasses.replace(cfg, accumulate=4))
-    assert whole.keys() == four.keys()
-    for name in whole:
-        torch.testing.assert_close(four[name], whole[name], rtol=1e-4, atol=1e-6)
+def save_gradients(make, folder):
+    """Of one of two processes."""
+    dist.init_process_group("gloo")
+    ranks = Ranks(dist.get_rank(), 2, ALONE.device)
+    torch.save(gradients(make, ranks), folder / f"{ranks.rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("make", STEPS)
+def test_the_gradient_is_that_of_one_micro_batch(make, tmp_path):
+    """Of four micro-batches with unequal numbers of labels, and of two processes that share them:
+    a loss is a sum, divided by the labels of the step."""
+    whole = gradients(make, whole=True)
+    together(tmp_path / "log", save_gradients, make, tmp_path)
+    for others in (gradients(make), *(torch.load(tmp_path / f"{rank}.pt") for rank in range(2))):
+        assert whole.keys() == others.keys()
+        for name in whole:
+            torch.testing.assert_close(others[name], whole[name], rtol=1e-4, atol=1e-6)
+
+
+PAPER = [  # the published settings, and {step: the learning rate}
+    (albert, {"batch": 4096, "lr": 1.76e-3, "warmup": 3125 / 125000, "steps": 125000}, {
+        0: 0,
+        3124: 0.0017594,
+        3125: 0.0017160,  # the official schedule drops here
+        62500: 0.00088,
+        125000: 0}),
+    # D19: with the root of the batch
+    (albert, {"batch": 1024, "lr": 1.76e-3, "warmup": 0, "steps": 100}, {50: 0.00044}),
+    (autobert_zero, {"lr": 1e-4, "warmup": 0.1, "steps": 100_000}, {
+        4_999: 0.5e-4,
+        10_000: 1e-4,
+        55_000: 0.5e-4,
+        100_000: 0}),
+    (mformer, mformer.PRESETS["cifar10"]["base"], {
+        0: 1e-6,
+        976: 1e-3,
+        (140000 + 976) // 2: 5.005e-4,
+        140000: 1e-6}),
+    (mformer, {"task": "wmt14", **mformer.PRESETS["wmt14"]["base"]}, {
+        0: 1e-7,
+        4000: 7e-4,
+        16000: 3.5e-4}),
+]
+
+
+@pytest.mark.parametrize("file, settings, rates", PAPER)
+def test_learning_rates_are_the_papers(file, settings, rates):
+    settings = {name: value for name, value in settings.items() if name not in file.ACTIONS}
+    cfg = file.Config(**settings)
+    for step, rate in rates.items():
+        assert file.learning_rate(step, cfg) == pytest.approx(rate, rel=1e-4, abs=1e-9)
