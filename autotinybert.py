@@ -22,7 +22,6 @@ A * marks a departure from the released code where the paper leaves the choice o
 """
 import copy
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -793,7 +792,7 @@ def distillation_losses(student, batch):
 if (Path(__file__).parent / "common").is_dir():
     from tqdm import tqdm
 
-    from common import cli, glue
+    from common import cli
     from common.cli import Diverged, Stop, UserError
     from common.files import jsonl, load_file, read_json, write_atomic, write_json
     from common.run import (
@@ -803,8 +802,8 @@ if (Path(__file__).parent / "common").is_dir():
         micro_batch_numbers, move, on_main, pick_device, prefetch, print0, print_device_use,
         progress, seed_everything, seed_of, send, set_rate, total_over, training_cost)
     from common.finetune import (
-        LONGEST_FIRST, GlueTask, Recipe, answer_file, fine_tune, finetune_job, open_file, open_task,
-        parse_tasks, percent, predict, print_summary, run_jobs, summarise)
+        LONGEST_FIRST, Recipe, answer_file, data_flags, fine_tune, finetune_job, open_file,
+        open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
     from data import corpus, hf_models
     from data.inputs import (
         Data, check_vocabulary, find_inputs, open_corpus, open_tokenizer, words_after_training)
@@ -1617,12 +1616,13 @@ def open_data(cfg, command, ranks, text, names):
     if "MLM-saved" in names and cfg.setting == "distill":
         raise UserError("--tasks MLM-saved: --setting distill trains no head for it; give others, "
                         "as in --tasks SST-2")
-    needs = {"corpus": text, "squad": "SQuAD1.1" in names,
-             "glue": {*names} - {"SQuAD1.1", "MLM-saved"}}
-    flags = [name for name in needs if needs[name]]
+    flags = data_flags(names)
+    if text:
+        flags.append("corpus")
     opens_tokenizer = text or names or "tokenizer" in command.given
     inputs = find_inputs(cfg, command, ranks, flags, names, MODELS, opens_tokenizer)
-    run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*WRITES, *LONGEST_FIRST))
+    run = RunFolder(
+        cfg, command, ranks, reads=inputs.files, writes=(*WRITES, *LONGEST_FIRST, *names))
     if run.finished():
         return cfg, run, None
     cfg = dataclasses.replace(cfg, **inputs.flags)
@@ -1637,12 +1637,10 @@ def open_data(cfg, command, ranks, text, names):
     run.save_settings(cfg)
     if text and cfg.setting == "distill":
         data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
-    kinds = {}
-    if command.action == "search":
-        kinds = dict.fromkeys(glue.TASKS, functools.partial(GlueTask, search=True))
+    searches = command.action == "search"
     for name in names:
         data.tasks[name] = None if name == "MLM-saved" else on_main(
-            ranks, open_task, name, cfg, data.tokenizer, recipes(), kinds)
+            ranks, open_task, name, cfg, data.tokenizer, recipes(), search=searches)
     return cfg, run, data
 
 

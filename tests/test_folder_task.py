@@ -100,21 +100,24 @@ def test_macro_f1_is_scikit_learns(predictions, labels, expected):
     assert metrics.macro_f1(predictions, labels) == pytest.approx(expected)
 
 
-def test_a_folder_is_fine_tuned_predicted_and_exported(ready, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("program", ["albert", "autotinybert"])
+def test_a_folder_is_fine_tuned_predicted_and_exported(
+        program, ready, tmp_path, monkeypatch, capsys):
     make(tmp_path / "reviews")
     write(tmp_path / "new.csv", "text,label\nIt broke.,?\nGood.,\n")  # labels are not read
     monkeypatch.chdir(tmp_path)
-    tune = f"albert --finetune {{here}}/reviews --init {{albert}} --out run --device cpu {FEW}"
+    tune = (f"{program} --finetune {{here}}/reviews --init {{{program}}} --out run --device cpu "
+            f"{FEW.removeprefix('--finetune_epochs 1 ')}")
     assert not call(filled(tune, here=tmp_path, **ready), monkeypatch)
     printed = capsys.readouterr().out
     assert "classes angry, meh, pleased; texts: text; examples: 3 train, 2 dev" in printed
     assert "macro_f1" in printed
     assert not call(next_command(printed), monkeypatch)
     assert read_json(tmp_path / "run/done.json")["tasks"]["reviews"]["headline"] == "accuracy"
-    assert not call("albert --predict new.csv --init run/reviews", monkeypatch)
+    assert not call(f"{program} --predict new.csv --init run/reviews", monkeypatch)
     lines = (tmp_path / "run/reviews-predictions/new/test.tsv").read_text().split()[2:]
     assert {*lines[1::2]} <= {"angry", "meh", "pleased"}
-    assert not call("albert --export hf --init run/reviews", monkeypatch)
+    assert not call(f"{program} --export hf --init run/reviews", monkeypatch)
     assert read_json(tmp_path / "hf/config.json")["id2label"]["2"] == "pleased"
-    assert not call("albert --predict new.csv --init hf --out again", monkeypatch)
+    assert not call(f"{program} --predict new.csv --init hf --out again", monkeypatch)
     assert (tmp_path / "again/test.tsv").read_text().split()[2:] == lines
