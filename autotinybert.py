@@ -382,23 +382,28 @@ class Encoder(nn.Module):
         self.pooler = nn.Linear(arch.hidden, arch.hidden)
         self.apply(init_weights)
 
-    def embed(self, batch, width):
-        """(B, T, width)"""
-        T = batch["ids"].shape[1]
-        tokens = self.token_embedding(batch["ids"])[..., :width]
-        positions = self.position_embedding.weight[:T, :width]
-        types = self.token_type_embedding(batch["token_type_ids"])[..., :width]
-        return self.dropout(self.norm(tokens + positions + types))
+    def token_table(self, arch=None):
+        """The token embedding (V, E) of a sub-model."""
+        weight = self.token_embedding.weight
+        return weight if arch is None else leading(weight, (len(weight), arch.hidden))
 
-    def forward(self, batch, arch=None, positions=None, with_scores=False):
+    def embed(self, batch, table):
+        """(B, T, E)"""
+        T = batch["ids"].shape[1]
+        E = table.shape[1]
+        positions = self.position_embedding.weight[:T, :E]
+        types = self.token_type_embedding(batch["token_type_ids"])[..., :E]
+        return self.dropout(self.norm(F.embedding(batch["ids"], table) + positions + types))
+
+    def forward(self, batch, arch=None, positions=None, with_scores=False, table=None):
         """arch: the sub-model that computes, or None for all. positions: (B, I), the tokens whose
         states are returned, or None for all. with_scores: also returns the last layer's raw
-        attention scores (B, N, T, T)."""
+        attention scores (B, N, T, T). table: its token_table, where the caller has it too, so that
+        autograd copies its gradient once."""
+        x = self.embed(batch, self.token_table(arch) if table is None else table)
         if arch is None:
-            x = self.project(self.embed(batch, None))  # (B, T, H)
+            x = self.project(x)  # (B, T, H)
             arch = self.arch
-        else:
-            x = self.embed(batch, arch.hidden)
         mask = None
         lengths = batch.get("lengths")
         if lengths is not None:
@@ -445,11 +450,10 @@ class LanguageModel(nn.Module):
 
     def forward(self, batch, arch=None):
         """MLM logits (B, I, V) at the batch's masked_positions (B, I)."""
-        x = self.encoder(batch, arch, batch["masked_positions"])  # (B, I, H)
-        H = x.shape[-1]
-        x = self.transform_norm(F.gelu(self.transform(x, H)))
-        table = self.encoder.token_embedding.weight
-        return F.linear(x, leading(table, (len(table), H)), self.decoder_bias)  # (B, I, V)
+        table = self.encoder.token_table(arch)  # (V, H)
+        x = self.encoder(batch, arch, batch["masked_positions"], table=table)  # (B, I, H)
+        x = self.transform_norm(F.gelu(self.transform(x, x.shape[-1])))
+        return F.linear(x, table, self.decoder_bias)  # (B, I, V)
 
     def student(self, batch, arch=None):
         """The last layer's states (B, T, W) and raw attention scores (B, N, T, T)."""
