@@ -1,9 +1,10 @@
 """One paper file in another project: copied into an empty folder, without common/ and data/, it
 runs its example."""
+import importlib
 import runpy
 import shutil
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -11,15 +12,28 @@ from conftest import ROOT
 FILES = ["albert", "autobert_zero", "autotinybert", "mformer"]
 
 
-def run_alone(name, folder):
-    """The lines that tests/alone/NAME_example.py prints next to NAME.py and nothing else."""
-    example = f"{name}_example.py"
-    shutil.copy(ROOT / f"{name}.py", folder)
-    shutil.copy(ROOT / "tests" / "alone" / example, folder)
-    result = subprocess.run(
-        [sys.executable, "-E", example], cwd=folder, capture_output=True, text=True)
-    assert not result.returncode, result.stderr
-    return result.stdout.splitlines()
+@pytest.fixture
+def run_alone(tmp_path, monkeypatch, capsys):
+    """run_alone(name): the lines that tests/alone/NAME_example.py prints next to NAME.py and
+    nothing else. It runs in this process, as if nothing of the repository had been imported."""
+    def run(name):
+        example = f"{name}_example.py"
+        shutil.copy(ROOT / f"{name}.py", tmp_path)
+        shutil.copy(ROOT / "tests" / "alone" / example, tmp_path)
+        others = [path for path in sys.path if ROOT not in (Path(path), Path(path).parent)]
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *others])
+        for module in [*sys.modules]:
+            if module.split(".")[0] in (*FILES, "common", "data"):
+                monkeypatch.delitem(sys.modules, module)
+        monkeypatch.chdir(tmp_path)
+        try:
+            runpy.run_path(example, run_name="__main__")
+            with pytest.raises(ImportError):
+                importlib.import_module("common")
+        finally:
+            sys.modules.pop(name, None)
+        return capsys.readouterr().out.splitlines()
+    return run
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -33,19 +47,19 @@ def test_a_command_of_a_file_alone_names_what_it_lacks(name, tmp_path, monkeypat
     assert printed.count("\n") == 1
 
 
-def test_autotinybert(tmp_path):
+def test_autotinybert(run_alone):
     """The smallest and the largest sub-model have learnt (guessing is 3.4), and a generation keeps
     the limit."""
-    smallest, largest, *generation = run_alone("autotinybert", tmp_path)
+    smallest, largest, *generation = run_alone("autotinybert")
     assert float(smallest.split()[-1]) < 2.5
     assert float(largest.split()[-1]) < 2.5
     assert len(generation) == 4
     assert all(0 < float(line.split()[2]) <= 1 for line in generation)
 
 
-def test_autobert_zero(tmp_path):
+def test_autobert_zero(run_alone):
     """d = 768: a convolution's projection d -> 2d, and the attention's K, Q, P, V, with biases."""
-    first, second, *candidates = run_alone("autobert_zero", tmp_path)
+    first, second, *candidates = run_alone("autobert_zero")
     assert first == "(2, 20, 64) gradients: True"
     network, parameters, projections, flops = second.rsplit(maxsplit=3)
     assert network == "conv9 | cos(dist(Q, Q), cos(softsign(softmax(P)), V)) @ K"
@@ -55,17 +69,17 @@ def test_autobert_zero(tmp_path):
     assert len(set(candidates)) == 4
 
 
-def test_albert(tmp_path):
+def test_albert(run_alone):
     """Sentence order is learnt from text that tells it, and shared blocks count once."""
-    *steps, shared, apart = run_alone("albert", tmp_path)
+    *steps, shared, apart = run_alone("albert")
     assert float(steps[0].split()[-1]) < 0.8
     assert float(steps[-1].split()[-1]) > 0.9
     block = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
     assert int(apart.split()[1]) - int(shared.split()[1]) == 11 * block
 
 
-def test_mformer(tmp_path):
-    shape, best, first = run_alone("mformer", tmp_path)
+def test_mformer(run_alone):
+    shape, best, first = run_alone("mformer")
     assert shape == "(2, 300, 64), without its padding the same: True"
     assert best.endswith("layers 3, hidden 64, types ('linear', 'linear', 'linear')")
     assert first == "what matters most: types"
