@@ -664,8 +664,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
         no_sync_until, on_main, prefetch, prepare_model, print0, print_device_use, progress,
         reduce_mean, seed_everything, seed_of, send, set_rate, total_over, training_cost)
     from common.finetune import (
-        Recipe, answer_file, data_flags, finetune_job, open_file, open_task, parse_tasks, predict,
-        print_summary, run_jobs, summarise, write_outputs)
+        Recipe, Tuning, answer_file, data_flags, finetune_job, open_file, open_task, parse_tasks,
+        predict, print_summary, run_jobs, summarise, write_outputs)
     from common.folder_task import read_spec
     from data import hf_models
     # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and no token
@@ -1249,10 +1249,9 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
     # D7*: whole epochs are shuffled, examples of like length together; the official code shuffles a
     # buffer of 100 examples
     # D8*: evaluations are evenly spaced; the official code evaluates every 100 steps
-    result, outputs = finetune_job(
-        model, task, optimizer, rate, cfg, run.ranks.device, (seed,), folder, run,
-        accumulate=cfg.accumulate,
-        evaluate_at=task.evaluation_steps(cfg.eval_every))
+    tuning = Tuning(
+        task, optimizer, rate, (seed,), cfg.accumulate, task.evaluation_steps(cfg.eval_every))
+    result, outputs = finetune_job(model, tuning, cfg, folder, run)
     if outputs:
         if task.kind == "span":
             outputs = {split: task.answers(each)._asdict() for split, each in outputs.items()}

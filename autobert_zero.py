@@ -1245,7 +1245,7 @@ def score_task(model, task, cfg, device):
     tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
     optimizer = make_optimizer(tuned, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
-    state = fine_tune(tuned, task, optimizer, task_rate(task), cfg, device, key)
+    state = fine_tune(tuned, Tuning(task, optimizer, task_rate(task), key), cfg, device)
     if state["diverged"]:
         raise Diverged(state["diverged"])
     # D32: a negative metric counts as 0, which a diverged candidate has
@@ -1598,7 +1598,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
         print_device_use, progress, reduce_mean, seed_everything, seed_of, send, set_rate, to_host,
         total_over, training_cost)
     from common.finetune import (
-        LONGEST_FIRST, Recipe, answer_file, data_flags, fine_tune, finetune_job, open_file,
+        LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
         open_task, parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
     from common.folder_task import export_head, read_spec
     from data.corpus import join
@@ -1943,10 +1943,9 @@ def train_task(task, source, cfg, tokenizer, folder, run):
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
     # D20: the weights of the best evaluation count; the paper does not say which it reports
-    result, outputs = finetune_job(
-        model, task, optimizer, task_rate(task), cfg, device, key, folder, run,
-        accumulate=cfg.accumulate,
-        evaluate_at=task.evaluation_steps(cfg.eval_every))
+    tuning = Tuning(task, optimizer, task_rate(task), key, cfg.accumulate,
+                    task.evaluation_steps(cfg.eval_every))
+    result, outputs = finetune_job(model, tuning, cfg, folder, run)
     if outputs:
         settings = dataclasses.replace(cfg, tasks=task.name)
         keep_model(folder, run.command, settings, tokenizer, model=model)

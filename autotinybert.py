@@ -806,7 +806,7 @@ if (Path(__file__).parent / "common").is_dir():
         micro_batch_numbers, move, on_main, pick_device, prefetch, print0, print_device_use,
         progress, seed_everything, seed_of, send, set_rate, total_over, training_cost)
     from common.finetune import (
-        LONGEST_FIRST, Recipe, answer_file, data_flags, fine_tune, finetune_job, open_file,
+        LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
         open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
     from data import corpus, hf_models
     from data.inputs import (
@@ -1226,8 +1226,7 @@ def recipes():
 
 
 def tuning(model, task, data, cfg, seed):
-    """The first arguments of fine_tune: a TaskModel with a copy of the model's encoder, the task,
-    the optimizer, the learning rate by step, cfg, the device, the key of random numbers."""
+    """A TaskModel with a copy of the model's encoder, and its Tuning on the task."""
     seed_everything(seed, "head", task.name)
     tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
     tuned = move(tuned, data.device)
@@ -1236,7 +1235,7 @@ def tuning(model, task, data, cfg, seed):
     def rate(step):
         return task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
 
-    return tuned, task, optimizer, rate, cfg, data.device, (seed, "fine-tuning", task.name)
+    return tuned, Tuning(task, optimizer, rate, (seed, "fine-tuning", task.name))
 
 
 def proxy_score(model, name, data, cfg):
@@ -1245,8 +1244,8 @@ def proxy_score(model, name, data, cfg):
     task = data.tasks[name]
     if not task:
         return score_mlm(model, data, cfg)["main"]
-    tuned, *others = tuning(model, task, data, cfg, cfg.seed)
-    state = fine_tune(tuned, *others)
+    tuned, how = tuning(model, task, data, cfg, cfg.seed)
+    state = fine_tune(tuned, how, cfg, data.device)
     if state["diverged"]:
         raise Diverged(state["diverged"])
     return task.score("dev", predict(tuned, task, "dev", cfg, data.device))["main"]
@@ -1257,8 +1256,8 @@ def train_task(model, job, data, cfg, run):
     predictions."""
     name, _, number = job.rpartition("-")
     folder = run.folder / "jobs" / job
-    tuned, *others = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
-    result, outputs = finetune_job(tuned, *others, folder, run)
+    tuned, how = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
+    result, outputs = finetune_job(tuned, how, cfg, folder, run)
     if outputs:
         keep(folder, "finetune", tuned, data, cfg, run, tasks=name)
     return result

@@ -2,7 +2,8 @@
 tasks. No paper is about it; a paper file brings a model, its loss and a table of recipes.
 
     task = open_task("CoLA", cfg, tokenizer, RECIPES)
-    state = fine_tune(model, task, optimizer, rate, cfg, device, key=(seed,))
+    tuning = Tuning(task, optimizer, rate, key=(seed,))
+    state = fine_tune(model, tuning, cfg, device)
     outputs = predict(model, task, "dev", cfg, device)      # in the order of the file
     task.score("dev", outputs)                              # {"main": 0.61, "matthews": 0.61}
     task.write("test", outputs, folder)                     # the leaderboard's file
@@ -16,12 +17,11 @@ jobs. jobs/JOB.json has the metrics of a job and jobs/JOB/ its predictions and m
 copy of the median job's folder.
 """
 import dataclasses
-import functools
-import itertools
 import math
 import os
 import shutil
 import statistics
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -29,10 +29,11 @@ from torch.nn.functional import pad
 
 from common import folder_task, glue, squad
 from common.cli import Diverged, Stop, UserError
-from common.files import existing, read_json, write_json
-from common.run import Checkpoint, share_out
 from common.distributed import (
-    Pace, Ranks, autocast, prefetch, print0, seed_everything, send, to_host)
+    Pace, Ranks, autocast, prefetch, print0, seed_everything, send, set_rate, to_host)
+from common.files import existing, read_json
+from common.run import Checkpoint, share_out
+from common.tasks import Recipe, Task, batches
 
 # tasks by the time that they take, the longest first
 LONGEST_FIRST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()
@@ -41,20 +42,6 @@ EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensor
 CLIP = 1.0  # largest gradient norm, as in BERT
 SQUADS = ("SQuAD1.1", "SQuAD2.0")
 OWN_EPOCHS = 3  # passes over a task of one's own, BERT's
-THRESHOLD = "threshold.json"  # of "no answer", next to a model of SQuAD 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """How a paper fine-tunes one task."""
-    lr: float
-    batch: int
-    epochs: float = 0  # passes over the training examples; `steps` overrides it
-    steps: int = 0
-    warmup: float = 0.1  # fraction of the steps
-    dropout: float = 0.1
-    length: int = 128  # longest input in tokens
-    main: str = "accuracy"  # the metric that counts; "a+b" is the mean of two
 
 
 def parse_tasks(text, recipes, groups=()):
@@ -100,209 +87,6 @@ def own_name(path, recipes):
     return name
 
 
-class Task:
-    """What a fine-tuning needs of a task: data, metrics and official files.
-
-    name. kind: "class", "value" (a regression), "span" or "choice". outputs: numbers that a head
-    gives (of a span: for each token). metrics: names in a score. recipe: Recipe. splits: {split:
-    features}, with "train" and "dev". Subclasses also have examples, {split: what was read}, and
-    file, one that --predict takes.
-    """
-
-    def __init__(self, name, kind, outputs, metrics, recipe, splits):
-        self.name = name
-        self.kind = kind
-        self.outputs = outputs
-        self.metrics = metrics
-        self.recipe = recipe
-        self.splits = splits
-
-    @property
-    def steps(self):
-        """Steps of a fine-tuning."""
-        per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
-        return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
-
-    def evaluation_steps(self, every=0):
-        """Steps after which to evaluate: every `every` steps; or, if 0, up to 20 times, capped so
-        that evaluation sees fewer examples than training. Always includes the last step."""
-        if every:
-            return {*range(every, self.steps, every), self.steps}
-        trained = self.steps * self.recipe.batch
-        count = min(20, self.steps, trained // len(self.splits["dev"])) or 1
-        return {round(self.steps * number / count) for number in range(1, count + 1)}
-
-    @functools.cached_property
-    def majority_baseline(self):
-        """The best "main" on dev of a constant prediction: a class, a value, an option or "no
-        answer"."""
-        dev = self.examples["dev"]
-        if self.kind == "span":
-            empty = {question.id: "" for question in dev}
-            constant = [squad.Predictions(empty, {}, dict.fromkeys(empty, 0.0))]
-        else:
-            width = self.outputs * self.splits["dev"].lengths[0].size  # a choice has four inputs
-            constant = torch.eye(width)[:, None].expand(-1, len(dev), -1)  # each (n, width)
-        return max(self.score("dev", outputs)["main"] for outputs in constant)
-
-    def context(self):
-        """What is printed next to a score: "headline", the name of the main metric,
-        "majority_baseline", and a "file" that --predict takes."""
-        return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
-                "file": str(self.file)}
-
-    def standard_error(self, score):
-        """The standard error of a score over the dev examples: exact for accuracy, an upper bound
-        for a mean of fractions such as F1, an approximation for a correlation."""
-        spread = 1 - score ** 2
-        if self.recipe.main in ("accuracy", "f1"):
-            spread = math.sqrt(score * (1 - score))
-        return spread / math.sqrt(len(self.examples["dev"]))
-
-    def batches(self, seed, start=0):
-        """Endless training batches from step `start` on: dictionaries of CPU tensors. Each epoch
-        has its own order."""
-        per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
-        first, skipped = divmod(start, per_epoch)
-        for epoch in itertools.count(first):
-            batches = glue.batches(self.splits["train"], self.recipe.batch, seed, epoch)
-            yield from itertools.islice(batches, skipped if epoch == first else 0, None)
-
-
-def limit(split, cfg):
-    """How many examples of a split to use, None for all. --train_examples limits train, and in a
-    dry run every split."""
-    if split == "train" or cfg.dry_run:
-        return cfg.train_examples or None
-
-
-class GlueTask(Task):
-    """One of GLUE. "test" is a split where the file is there, and so are MNLI's mismatched ones and
-    AX.
-
-    search: train and dev alone, all that a search may read. file: a file of the user's own, which
-    is the only split, "test".
-    """
-
-    def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None):
-        self.file = file
-        self.task, self.examples = self.load(name, cfg, search)
-        if not file:
-            self.examples = {split: part[:limit(split, cfg)]
-                             for split, part in self.examples.items()}
-        splits = {split: glue.encode(part, tokenizer, recipe.length)
-                  for split, part in self.examples.items()}
-        kind = "value" if self.task.regression else "class"
-        metrics = *self.task.metrics, "main"
-        if not recipe.main:  # of a task of one's own
-            recipe = dataclasses.replace(recipe, main=self.task.metrics[0])
-        super().__init__(self.task.name, kind, self.task.classes, metrics, recipe, splits)
-
-    def load(self, name, cfg, search):
-        """(glue.Task, {split: examples})."""
-        task = glue.TASKS[name]
-        if self.file:
-            return task, {"test": glue.load_unlabelled(self.file, task)}
-        paths = glue.files(cfg.glue, name, search)
-        self.file = paths.get("test", "FILE")
-        return task, {split: glue.load(cfg.glue, name, split) for split in paths}
-
-    def score(self, split, outputs):
-        """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n,
-        1)."""
-        scores = glue.score(self.task, outputs, self.splits[split].labels)
-        main = statistics.mean(scores[name] for name in self.recipe.main.split("+"))
-        return {**scores, "main": main}
-
-    def write(self, split, outputs, folder):
-        """Write the leaderboard's file of a test split; returns its path."""
-        if split.startswith("test"):
-            return glue.write_submission(folder, self.task, outputs, split)
-
-
-class SquadTask(Task):
-    """A span of the paragraph; in 2.0 [CLS] stands for "no answer".
-
-    file: a file of the user's own, which is the only split, "dev", with the threshold of "no
-    answer" that the model was fine-tuned with.
-    """
-
-    def __init__(self, name, cfg, tokenizer, recipe, search=False, file=None):
-        self.threshold = None
-        self.file = file or squad.files(cfg.squad, name)["dev"]
-        if file:
-            self.examples = {"dev": squad.load(file, with_answers=False)}
-            path = Path(cfg.init, THRESHOLD)
-            self.threshold = read_json(path)["threshold"] if path.exists() else 0.0
-        else:
-            self.examples = {split: squad.load(path)[:limit(split, cfg)]
-                             for split, path in squad.files(cfg.squad, name).items()}
-        stride = min(128, recipe.length // 3)
-        windows = {split: squad.features(examples, tokenizer, recipe.length, stride,
-                                         training=split == "train")
-                   for split, examples in self.examples.items()}
-        super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, windows)
-
-    def answers(self, outputs):
-        """common.squad.Predictions on dev. outputs: start and end logits (W, T, 2) of the windows;
-        a beam, as squad.rank takes it; or Predictions, which are returned."""
-        if isinstance(outputs, squad.Predictions):
-            return outputs
-        if isinstance(outputs, tuple):
-            return squad.rank(self.splits["dev"], *outputs)
-        return squad.extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
-
-    def score(self, split, outputs):
-        """The official scores as fractions; "main" is F1. In 2.0 they are those of the answers that
-        are written: above the threshold of "no answer" with the best F1 on dev they are
-        withdrawn."""
-        predictions = self.answers(outputs)
-        odds = predictions.null_odds if self.name == "SQuAD2.0" else None
-        scores = squad.evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
-        return {**scores, "main": scores["f1"]}
-
-    def write(self, split, outputs, folder):
-        """Write predictions.json, nbest_predictions.json and null_odds.json; returns the path of
-        the first. In 2.0 answers above the threshold are withdrawn, and THRESHOLD keeps it."""
-        predictions = self.answers(outputs)
-        texts = predictions.texts
-        if self.name == "SQuAD2.0":
-            threshold = self.threshold
-            if threshold is None:
-                threshold = self.score(split, predictions).get("threshold", math.inf)
-                write_json(Path(folder, THRESHOLD), {"threshold": threshold})
-            texts = {name: "" if predictions.null_odds[name] > threshold else text
-                     for name, text in texts.items()}
-        files = {
-            "predictions": texts,
-            "nbest_predictions": predictions.nbest,
-            "null_odds": predictions.null_odds,
-        }
-        for name, content in files.items():
-            write_json(Path(folder, f"{name}.json"), content)
-        return Path(folder, "predictions.json")
-
-
-class FolderTask(GlueTask):
-    """A task of one's own. file: read for the model of --init, which has the task next to it."""
-
-    def load(self, name, cfg, search):
-        if self.file:
-            task = folder_task.read_spec(cfg.init)
-            return task, {"test": folder_task.read_examples(self.file, task, labelled=False)}
-        self.file = name.files()["dev"]
-        return folder_task.read_folder(name, search)
-
-    def context(self):
-        return {**super().context(), "description": self.task.description}
-
-    def write(self, split, outputs, folder):
-        """Write the predictions of dev or test, and what --predict needs; returns the path."""
-        if "train" in self.splits:
-            folder_task.write_spec(folder, self.task)
-        return folder_task.write_predictions(Path(folder, f"{split}.tsv"), self.task, outputs)
-
-
 def own_recipe(recipes, cfg):
     """The Recipe of a task of one's own: that of SST-2, for three passes where it counts steps.
     Its main metric follows from the data."""
@@ -312,15 +96,16 @@ def own_recipe(recipes, cfg):
     return dataclasses.replace(recipe, steps=steps, epochs=recipe.epochs or OWN_EPOCHS, main="")
 
 
-def task_class(name, kinds):
+def task_class(name, kinds=None):
     """The class of a task. kinds: {name: class} of more than GLUE and SQuAD."""
-    known = {**dict.fromkeys(glue.TASKS, GlueTask), **dict.fromkeys(SQUADS, SquadTask)}
-    return (known | (kinds or {})).get(name, FolderTask)
+    known = {**dict.fromkeys(glue.TASKS, glue.GlueTask), **dict.fromkeys(SQUADS, squad.SquadTask)}
+    return (known | (kinds or {})).get(name, folder_task.FolderTask)
 
 
 def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
-    """The Task of a name. Flags finetune_lr, finetune_batch, ... override the recipe. kinds: as in
-    task_class. search: train and dev alone, all that a search may read."""
+    """The Task of a name. Flags finetune_lr, finetune_batch, ... override the recipe;
+    --train_examples limits train, and in a dry run every split. kinds: as in task_class. search:
+    train and dev alone, all that a search may read."""
     flags = {field.name: getattr(cfg, f"finetune_{field.name}", None)
              for field in dataclasses.fields(Recipe)}
     given = {name: value for name, value in flags.items() if value is not None}
@@ -328,8 +113,13 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
         given["steps"] = 0
     recipe = recipes.get(name) or own_recipe(recipes, cfg)
     recipe = dataclasses.replace(recipe, **given)
-    only = {"search": True} if search else {}
-    return task_class(name, kinds)(name, cfg, tokenizer, recipe, **only)
+    kind = task_class(name, kinds)
+    folder = "".join(getattr(cfg, flag) for flag in data_flags([name]))
+    source = kind.read(name, folder, search)
+    for split, examples in source.examples.items():
+        if cfg.train_examples and (split == "train" or cfg.dry_run):
+            source.examples[split] = kind.choose(examples, cfg.train_examples)
+    return kind(name, source, tokenizer, recipe)
 
 
 def task_files(names, cfg, flag, search):
@@ -367,7 +157,7 @@ def predict(model, task, split, cfg, device):
     index = []
     collected = []
     model.eval()
-    for batch in glue.batches(features, size):
+    for batch in batches(features, size):
         with autocast(cfg.dtype, device):
             output = model(send(batch, device))
         width = batch["ids"].shape[1]
@@ -389,6 +179,17 @@ def fill(part, longest):
     return pad(part, (0, 0) * (part.dim() - 2) + (0, longest - part.shape[1]), value=-1e4)
 
 
+@dataclasses.dataclass
+class Tuning:
+    """How a model is fine-tuned on a task."""
+    task: Task
+    optimizer: torch.optim.Optimizer
+    rate: Callable  # rate(step): the learning rate
+    key: tuple  # the seed, and more that the random numbers depend on
+    accumulate: int = 1  # micro-batches of a step
+    evaluate_at: Collection = ()  # steps after which dev is scored
+
+
 def backward(model, batch, accumulate, cfg, device):
     """Add the gradients of the mean loss of a batch, in `accumulate` micro-batches; returns the
     loss."""
@@ -404,32 +205,31 @@ def backward(model, batch, accumulate, cfg, device):
     return total
 
 
-def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, evaluate_at=(),
-              checkpoint=None, run=None, job=""):
+def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     """Train a model on a task. Returns a dictionary: "diverged", None or the reason; with
     evaluate_at also "best", the weights with the best score, and "score".
 
-    rate(step): the learning rate. key: the seed, and more that the random numbers depend on.
-    evaluate_at: steps after which dev is scored. checkpoint: a Checkpoint to resume from. run:
-    the RunFolder whose log gets a line where the loss is read, under the name `job`. Raises Stop
-    after SIGTERM. The host waits for a GPU only where the loss is read, evaluated or saved.
+    checkpoint: a Checkpoint to resume from. run: the RunFolder whose log gets a line where the loss
+    is read, under the name `job`. Raises Stop after SIGTERM. The host waits for a GPU only where
+    the loss is read, evaluated or saved.
     """
+    task = tuning.task
+    evaluate_at = tuning.evaluate_at
     state = {"step": 0, "score": -math.inf, "best": None, "diverged": None}
     if checkpoint:
         state |= checkpoint.restore()
     pace = Pace(Ranks(0, 1, device), cfg.save_minutes)
     log_at = evaluate_at or task.evaluation_steps()
-    batches = (send(batch, device) for batch in task.batches(key[0], state["step"]))
-    batches = prefetch(batches, device)
-    for step, batch in zip(range(state["step"], task.steps), batches):
+    sent = (send(batch, device) for batch in task.batches(tuning.key[0], state["step"]))
+    for step, batch in zip(range(state["step"], task.steps), prefetch(sent, device)):
         model.train()
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step)
-        seed_everything(*key, step)
-        loss = backward(model, batch, accumulate, cfg, device)
+        rate = tuning.rate(step)
+        set_rate(tuning.optimizer, rate)
+        seed_everything(*tuning.key, step)
+        loss = backward(model, batch, tuning.accumulate, cfg, device)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
+        tuning.optimizer.step()
+        tuning.optimizer.zero_grad()
         state["step"] = done = step + 1
         stop, save, due = pace()
         dev = {}
@@ -447,8 +247,7 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
                 state["score"] = score
                 state["best"] = to_host(model.state_dict())
         if run and (done in log_at or due):
-            run.log("finetune", done, every_rank=True, job=job, loss=float(loss), lr=rate(step),
-                    dev=dev)
+            run.log("finetune", done, every_rank=True, job=job, loss=float(loss), lr=rate, dev=dev)
         if checkpoint and (done in evaluate_at or save or stop):
             checkpoint.save(**state)
         if stop:
@@ -456,16 +255,16 @@ def fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate=1, eval
     return state
 
 
-def finetune_job(model, task, optimizer, rate, cfg, device, key, folder, run, accumulate=1,
-                 evaluate_at=()):
+def finetune_job(model, tuning, cfg, folder, run):
     """One run of a task, resumed where it stopped: (result, outputs by split). `folder` gets the
     official files. If training diverges, the weights with the best score so far count; without any,
-    the scores are -1 and there are no outputs. Arguments as in fine_tune."""
+    the scores are -1 and there are no outputs."""
+    task = tuning.task
+    device = run.ranks.device
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = Checkpoint(
-        folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=optimizer)
-    state = fine_tune(model, task, optimizer, rate, cfg, device, key, accumulate, evaluate_at,
-                      checkpoint, run, folder.name)
+        folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=tuning.optimizer)
+    state = fine_tune(model, tuning, cfg, device, checkpoint, run, folder.name)
     metrics = dict.fromkeys(task.metrics, -1.0)
     outputs = {}
     if state["best"]:
@@ -517,8 +316,8 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name="", command=None):
         length = cfg.finetune_length
     recipe = own_recipe(recipes, cfg) if own else recipes[name]
     recipe = dataclasses.replace(recipe, length=length or recipe.length)
-    kind = FolderTask if own else task_class(name, kinds)
-    return kind(name, cfg, tokenizer, recipe, file=Path(path))
+    kind = folder_task.FolderTask if own else task_class(name, kinds)
+    return kind(name, kind.read_file(name, Path(path), cfg.init), tokenizer, recipe)
 
 
 def answer_file(path, cfg, task, outputs, command=None):

@@ -17,7 +17,7 @@ import re
 import statistics
 from pathlib import Path
 
-from common import glue
+from common import glue, tasks
 from common.cli import UserError
 from common.files import existing, read_json, read_text, write_atomic, write_json
 from common.run import WRITES
@@ -217,3 +217,26 @@ def write_predictions(path, task, outputs):
     lines = [f"{index}\t{cell}\n" for index, cell in enumerate(cells)]
     write_atomic(path, "index\tprediction\n" + "".join(lines))
     return path
+
+
+class FolderTask(glue.GlueTask):
+    """A task of one's own, whose description is kept next to a tuned model."""
+
+    @staticmethod
+    def read(name, folder, search=False):
+        task, examples = read_folder(name, search)
+        return tasks.Source(examples, name.files()["dev"], task)
+
+    @staticmethod
+    def read_file(name, path, model):
+        task = read_spec(model)
+        return tasks.Source({"test": read_examples(path, task, labelled=False)}, path, task)
+
+    def context(self):
+        return {**super().context(), "description": self.task.description}
+
+    def write(self, split, outputs, folder):
+        """Write the predictions of dev or test, and what --predict needs; returns the path."""
+        if "train" in self.splits:
+            write_spec(folder, self.task)
+        return write_predictions(Path(folder, f"{split}.tsv"), self.task, outputs)

@@ -5,28 +5,25 @@ byte-order mark and end its lines the Windows way, and some lines of QQP have lo
 line is split at its tabs, and nothing else is interpreted.
 
     train = encode(load(folder, "CoLA", "train"), tokenizer, max_length=128)
-    for batch in batches(train, 32, seed=1, epoch=0): ...
-
-Padding all sentences to 128 costs two to four times the work: `batches` puts sentences of about the
-same length together.
+    for batch in tasks.batches(train, 32, seed=1, epoch=0): ...
 """
 import contextlib
+import dataclasses
+import statistics
 import warnings
 from array import array
 from collections import namedtuple
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from common import metrics
+from common import metrics, tasks
 from common.cli import UserError
 from common.files import existing, read_text, write_atomic
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Task:
     """One GLUE task."""
     name: str
@@ -66,7 +63,6 @@ MNLI_FILES = {
     "test": "test_matched",
     "test_diagnostic": "../diagnostic/diagnostic",  # AX: the leaderboard asks an MNLI model for it
 }
-POOL = 50  # batches that are sorted by length together
 # AutoBERT-Zero, Appendix C
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")
 
@@ -176,30 +172,10 @@ def load_unlabelled(path, task):
             for _, cells in lines]
 
 
-# Batches
+# Features
 
 
-def join(pairs, specials, width):
-    """Inputs of a model from token ids: [CLS] A [SEP] B [SEP] for each (A, B), [CLS] A [SEP] for
-    each (A,).
-
-    specials: ids of [CLS], [SEP], padding. Returns int64 arrays (B, width): ids, and
-    token_type_ids, which are 1 in B and the [SEP] after it.
-    """
-    cls_id, sep_id, pad_id = specials
-    ids = np.full((len(pairs), width), pad_id, dtype=np.int64)
-    token_type_ids = np.zeros_like(ids)
-    for index, (first, *second) in enumerate(pairs):
-        tokens = [cls_id, *first, sep_id]
-        begin = len(tokens)
-        for part in second:
-            tokens += [*part, sep_id]
-        ids[index, :len(tokens)] = tokens
-        token_type_ids[index, begin:len(tokens)] = 1
-    return ids, token_type_ids
-
-
-@dataclass
+@dataclasses.dataclass
 class Features:
     """Tokenised examples, cut to max_length."""
     pairs: list  # (A, B) or (A,) of each example: token ids in arrays, 4 bytes a token
@@ -218,7 +194,7 @@ class Features:
     def batch(self, index, width):
         """ids, token_type_ids (B, width), lengths (B,), all int64, and labels (B,) if there are
         any."""
-        ids, token_type_ids = join([self.pairs[i] for i in index], self.specials, width)
+        ids, token_type_ids = tasks.join([self.pairs[i] for i in index], self.specials, width)
         batch = {"ids": ids, "token_type_ids": token_type_ids, "lengths": self.lengths[index]}
         if self.labels is not None:
             batch["labels"] = self.labels[index]
@@ -253,43 +229,6 @@ def encode(examples, tokenizer, max_length):
         labels = np.array([example.label for example in examples], kind)
     specials = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id)
     return Features(pairs, labels, specials, max_length)
-
-
-def batch_indices(lengths, batch_size, seed, epoch):
-    """Yield the indices of the examples of each batch.
-
-    With a seed: shuffled by (seed, epoch), cut into pools of POOL batches, sorted by length
-    inside a pool, and the batches shuffled. Without one: all examples from short to long.
-    """
-    order = np.argsort(lengths, kind="stable")
-    starts = np.arange(0, len(lengths), batch_size)
-    if seed is not None:
-        random = np.random.default_rng([seed % 2 ** 63, epoch])  # numpy takes no negative seed
-        order = random.permutation(len(lengths))
-        pools = np.split(order, np.arange(POOL * batch_size, len(order), POOL * batch_size))
-        pools = [pool[np.argsort(lengths[pool], kind="stable")] for pool in pools]
-        order = np.concatenate(pools)
-        starts = random.permutation(starts)
-    for start in starts:
-        yield order[start:start + batch_size]
-
-
-def batches(features, batch_size, seed=None, epoch=0):
-    """Yield features.batch(index, width) as dictionaries of CPU tensors, with "index" (B,) int64.
-
-    features: of any task. The order is that of batch_indices. The width is the length of the
-    longest example in the batch, rounded up to a multiple of 8 for GPUs, where max_length allows
-    it. "lengths" is missing where all sequences are full: attention then needs no mask, and a GPU
-    can use flash kernels.
-    """
-    longest = features.lengths.reshape(len(features), -1).max(axis=1)  # of RACE's four inputs
-    for index in batch_indices(longest, batch_size, seed, epoch):
-        width = min(-(-int(longest[index].max()) // 8) * 8, features.max_length)
-        batch = features.batch(index, width)
-        batch["index"] = index
-        if (batch["lengths"] == width).all():
-            del batch["lengths"]
-        yield {name: torch.from_numpy(value) for name, value in batch.items()}
 
 
 # Scores
@@ -332,3 +271,44 @@ def write_submission(folder, task, outputs, split):
     lines = [f"{index}\t{cell}\n" for index, cell in enumerate(cells)]
     write_atomic(path, "index\tprediction\n" + "".join(lines))
     return path
+
+
+# The task
+
+
+class GlueTask(tasks.Task):
+    """One of GLUE. "test" is a split where the file is there, and so are MNLI's mismatched ones and
+    AX; of a file of the user's own it is the only one."""
+
+    def __init__(self, name, source, tokenizer, recipe):
+        self.task = source.spec
+        splits = {split: encode(part, tokenizer, recipe.length)
+                  for split, part in source.examples.items()}
+        kind = "value" if self.task.regression else "class"
+        metrics = *self.task.metrics, "main"
+        if not recipe.main:  # of a task of one's own
+            recipe = dataclasses.replace(recipe, main=self.task.metrics[0])
+        super().__init__(
+            self.task.name, kind, self.task.classes, metrics, recipe, source, splits)
+
+    @staticmethod
+    def read(name, folder, search=False):
+        paths = files(folder, name, search)
+        examples = {split: load(folder, name, split) for split in paths}
+        return tasks.Source(examples, paths.get("test", "FILE"), TASKS[name])
+
+    @staticmethod
+    def read_file(name, path, model):
+        return tasks.Source({"test": load_unlabelled(path, TASKS[name])}, path, TASKS[name])
+
+    def score(self, split, outputs):
+        """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n,
+        1)."""
+        scores = score(self.task, outputs, self.splits[split].labels)
+        main = statistics.mean(scores[name] for name in self.recipe.main.split("+"))
+        return {**scores, "main": main}
+
+    def write(self, split, outputs, folder):
+        """Write the leaderboard's file of a test split; returns its path."""
+        if split.startswith("test"):
+            return write_submission(folder, self.task, outputs, split)

@@ -10,6 +10,7 @@ tokenised once; a window's tokens are put together only when its batch is drawn.
 A training window without the answer, and every window of an unanswerable question, has its start
 and end at [CLS] and `impossible` set, in 1.1 as in 2.0, as in BERT and ALBERT.
 """
+import math
 from array import array
 from collections import namedtuple
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common import metrics
+from common import metrics, tasks
 from common.cli import UserError
-from common.files import existing, read_json
-from common.glue import join
+from common.files import existing, read_json, write_json
 
 FIX = "point --squad at the folder with the official train and dev JSON files"
 N_BEST = 20  # starts, ends and answers that are kept, as in the official script of BERT
 MAX_ANSWER = 30  # tokens
+THRESHOLD = "threshold.json"  # of "no answer", next to a model of SQuAD 2.0
 # answers: tuple of (text, start in context)
 Question = namedtuple("Question", "id text context answers impossible")
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
@@ -133,7 +134,7 @@ class Features:
         """
         pairs = [(self.queries[question], self.contexts[paragraph][0][start:start + length])
                  for question, paragraph, start, length in self.windows[index, :4].tolist()]
-        ids, token_type_ids = join(pairs, self.specials, width)
+        ids, token_type_ids = tasks.join(pairs, self.specials, width)
         positions = np.arange(width) - self.offsets[index, None]
         p_mask = (positions < 0) | (positions >= self.windows[index, 3, None])
         p_mask[:, 0] = False
@@ -324,3 +325,74 @@ def evaluate(questions, predictions, null_odds=None, threshold=0.0):
         scores = np.where((odds > threshold)[:, None], ~answerable[:, None], scores)
     exact, f1 = scores.mean(axis=0).tolist()
     return {"exact": exact, "f1": f1, **result}
+
+
+# The task
+
+
+class SquadTask(tasks.Task):
+    """A span of the paragraph; in 2.0 [CLS] stands for "no answer". Of a file of the user's own the
+    only split is "dev"."""
+
+    def __init__(self, name, source, tokenizer, recipe):
+        self.threshold = source.spec  # of "no answer"; None: the best on dev
+        stride = min(128, recipe.length // 3)
+        windows = {split: features(questions, tokenizer, recipe.length, stride,
+                                   training=split == "train")
+                   for split, questions in source.examples.items()}
+        super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, source, windows)
+
+    @staticmethod
+    def read(name, folder, search=False):
+        paths = files(folder, name)
+        return tasks.Source({split: load(path) for split, path in paths.items()}, paths["dev"])
+
+    @staticmethod
+    def read_file(name, path, model):
+        """With the threshold of "no answer" that the model was fine-tuned with."""
+        kept = Path(model, THRESHOLD)
+        threshold = read_json(kept)["threshold"] if kept.exists() else 0.0
+        return tasks.Source({"dev": load(path, with_answers=False)}, path, threshold)
+
+    def constant_outputs(self):
+        empty = {question.id: "" for question in self.examples["dev"]}
+        return [Predictions(empty, {}, dict.fromkeys(empty, 0.0))]
+
+    def answers(self, outputs):
+        """common.Predictions on dev. outputs: start and end logits (W, T, 2) of the windows;
+        a beam, as rank takes it; or Predictions, which are returned."""
+        if isinstance(outputs, Predictions):
+            return outputs
+        if isinstance(outputs, tuple):
+            return rank(self.splits["dev"], *outputs)
+        return extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
+
+    def score(self, split, outputs):
+        """The official scores as fractions; "main" is F1. In 2.0 they are those of the answers that
+        are written: above the threshold of "no answer" with the best F1 on dev they are
+        withdrawn."""
+        predictions = self.answers(outputs)
+        odds = predictions.null_odds if self.name == "SQuAD2.0" else None
+        scores = evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
+        return {**scores, "main": scores["f1"]}
+
+    def write(self, split, outputs, folder):
+        """Write predictions.json, nbest_predictions.json and null_odds.json; returns the path of
+        the first. In 2.0 answers above the threshold are withdrawn, and THRESHOLD keeps it."""
+        predictions = self.answers(outputs)
+        texts = predictions.texts
+        if self.name == "SQuAD2.0":
+            threshold = self.threshold
+            if threshold is None:
+                threshold = self.score(split, predictions).get("threshold", math.inf)
+                write_json(Path(folder, THRESHOLD), {"threshold": threshold})
+            texts = {name: "" if predictions.null_odds[name] > threshold else text
+                     for name, text in texts.items()}
+        files = {
+            "predictions": texts,
+            "nbest_predictions": predictions.nbest,
+            "null_odds": predictions.null_odds,
+        }
+        for name, content in files.items():
+            write_json(Path(folder, f"{name}.json"), content)
+        return Path(folder, "predictions.json")

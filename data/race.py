@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from common import glue
+from common import glue, tasks
 from common.cli import UserError
 from common.files import read_json, write_atomic
-from common.finetune import Task, limit
 
 LEVELS = ("middle", "high")
 LAYOUT = "--race takes the official folder: train|dev|test/middle|high/NUMBER.txt, a passage a file"
@@ -71,13 +70,9 @@ def read_passage(path, answered=True):
     return questions
 
 
-def load(folder, split, count=0):
-    """The questions of "train", "dev" or "test". count: fewer of them, at even distances."""
-    questions = [question for path in passage_files(folder, split)
-                 for question in read_passage(path)]
-    total = len(questions)
-    count = min(count or total, total)
-    return [questions[i * total // count] for i in range(count)]
+def load(folder, split):
+    """The questions of "train", "dev" or "test"."""
+    return [question for path in passage_files(folder, split) for question in read_passage(path)]
 
 
 class Features(glue.Features):
@@ -94,7 +89,7 @@ class Features(glue.Features):
         (B,)."""
         shape = len(index), len(LETTERS), width
         pairs = [pair for i in index for pair in self.pairs[i]]
-        ids, token_type_ids = glue.join(pairs, self.specials, width)
+        ids, token_type_ids = tasks.join(pairs, self.specials, width)
         return {"ids": ids.reshape(shape), "token_type_ids": token_type_ids.reshape(shape),
                 "lengths": self.lengths[index], "labels": self.labels[index]}
 
@@ -127,20 +122,31 @@ def features(questions, tokenizer, max_length):
     return Features(pairs, labels, specials, max_length)
 
 
-class RaceTask(Task):
+class RaceTask(tasks.Task):
     """Which of four options is right; a head gives one number for each. Test has labels, and is a
     split where its folder exists."""
 
-    def __init__(self, name, cfg, tokenizer, recipe, file=None):
-        self.file = file or passage_files(cfg.race, "dev")[0]
-        if file:
-            self.examples = {"test": read_passage(file, answered=False)}
-        else:
-            self.examples = {split: load(cfg.race, split, limit(split, cfg))
-                             for split in splits(cfg.race)}
+    def __init__(self, name, source, tokenizer, recipe):
         encoded = {split: features(questions, tokenizer, recipe.length)
-                   for split, questions in self.examples.items()}
-        super().__init__(name, "choice", 1, ("accuracy", *LEVELS, "main"), recipe, encoded)
+                   for split, questions in source.examples.items()}
+        metrics = "accuracy", *LEVELS, "main"
+        super().__init__(name, "choice", 1, metrics, recipe, source, encoded)
+
+    @staticmethod
+    def read(name, folder, search=False):
+        examples = {split: load(folder, split) for split in splits(folder)}
+        return tasks.Source(examples, passage_files(folder, "dev")[0])
+
+    @staticmethod
+    def read_file(name, path, model):
+        return tasks.Source({"test": read_passage(path, answered=False)}, path)
+
+    @staticmethod
+    def choose(examples, count):
+        """`count` questions at even distances, so that both levels are among them."""
+        total = len(examples)
+        count = min(count or total, total)
+        return [examples[i * total // count] for i in range(count)]
 
     def score(self, split, outputs):
         """{"main", "accuracy", "middle", "high"} as fractions, without a level that has no

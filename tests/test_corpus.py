@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_runs import write
 
-from common import glue
+from common import tasks
 from common.cli import Stop
 from common.tokenization import load_tokenizer
 from data import text as module
@@ -295,7 +295,7 @@ def test_join_is_that_of_glue(empty_b):
     *joined, lengths = join(a, size_a, a, size_b, tokenizer, empty_b)
     second = [[7], []] if empty_b else [[7]]
     pairs = [[[5, 6], [5]], second]
-    expected = glue.join(pairs, (2, 3, 0), 6)
+    expected = tasks.join(pairs, (2, 3, 0), 6)
     assert np.array_equal(joined, expected)
     assert lengths.tolist() == [6, 3 + empty_b]
 

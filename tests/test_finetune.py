@@ -7,7 +7,7 @@ import torch
 from small_runs import ALONE
 
 from albert import Config
-from common.finetune import Recipe, fine_tune, open_task, predict, run_jobs, summarise
+from common.finetune import Recipe, Tuning, fine_tune, open_task, predict, run_jobs, summarise
 from common.tokenization import load_tokenizer
 
 METRICS = {
@@ -63,7 +63,8 @@ def test_a_gradient_that_is_nan_ends_a_fine_tuning_where_it_logs_or_saves(tasks,
     task = tasks["CoLA"]
     optimizer = torch.optim.SGD(model.parameters())
     cfg = Config(save_minutes=save_minutes)
-    state = fine_tune(model, task, optimizer, lambda step: 1.0, cfg, ALONE.device, (0,))
+    tuning = Tuning(task, optimizer, rate=lambda step: 1.0, key=(0,))
+    state = fine_tune(model, tuning, cfg, ALONE.device)
     assert "gradient norm nan" in state["diverged"]
     last = 1 if save_minutes else min(task.evaluation_steps())
     assert state["step"] == last < task.steps

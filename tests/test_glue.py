@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_runs import write
 
-from common import glue
+from common import glue, tasks
 from common.cli import UserError
 from data import demo
 
@@ -122,7 +122,7 @@ def test_batches_have_every_example_once_in_an_order_of_seed_and_epoch():
 
     def order(seed, epoch=0):
         seen = []
-        for batch in glue.batches(features, 16, seed, epoch):
+        for batch in tasks.batches(features, 16, seed, epoch):
             longest = max(sizes[i] + 2 for i in batch["index"])
             assert batch["ids"].shape[1] == -(-longest // 8) * 8
             assert batch["labels"].tolist() == batch["index"].tolist()

@@ -1,6 +1,5 @@
 """SQuAD and RACE: windows, answers cut from the text, the official scores."""
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from small_runs import write
 
 from common import squad
 from common.cli import UserError
-from common.finetune import Recipe, SquadTask
+from common.tasks import Recipe
 from common.tokenization import load_tokenizer
 from data import race
 
@@ -175,7 +174,7 @@ def test_the_official_scores():
 def test_the_main_score_is_the_score_of_the_written_answers(tmp_path):
     """The odds of the questions are equal: no threshold separates them."""
     predictions = squad.Predictions(by_id("cat", "x", "y"), {}, by_id(1.0, 1.0, 1.0))
-    task = object.__new__(SquadTask)
+    task = object.__new__(squad.SquadTask)
     task.name = "SQuAD2.0"
     task.examples = {"dev": questions_with(("cat",), (), ())}
     task.threshold = None
@@ -206,9 +205,8 @@ def test_race(tokenizer, tmp_path):
     for split in ("train", "dev", "test"):
         for level in ("middle", "high"):
             write(tmp_path / split / level / "1.txt", PASSAGE)
-    cfg = SimpleNamespace(race=str(tmp_path), train_examples=0, dry_run=False)
     recipe = Recipe(1e-5, batch=4, epochs=2, length=48)
-    task = race.RaceTask("RACE", cfg, tokenizer, recipe)
+    task = race.RaceTask("RACE", race.RaceTask.read("RACE", tmp_path), tokenizer, recipe)
     second = tokenizer.encode("A cat sat on a cat ?")
     first = tokenizer.encode(PASSAGE["article"])[:48 - 3 - len(second)]
     expected = [

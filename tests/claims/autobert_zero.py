@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import autobert_zero as abz
-from common import glue
+from common import glue, tasks
 from common.cli import Command
 from common.distributed import peak_memory
 from common.tokenization import load_tokenizer
@@ -308,7 +308,7 @@ def cosines_of(folder):
     abz.start_from(model, source)
     path = make_demo(ROOT / "data" / "demo")["glue"]
     examples = glue.load(path, glue.TASKS["STS-B"], "train")[:256]
-    batch = next(iter(glue.batches(glue.encode(examples, tokenizer, cfg.length), 256)))
+    batch = next(iter(tasks.batches(glue.encode(examples, tokenizer, cfg.length), 256)))
     states = []
     layers = model.encoder.layers
     layers[0].register_forward_pre_hook(lambda layer, inputs: states.append(inputs[0]))

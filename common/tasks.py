@@ -1,0 +1,171 @@
+"""Tasks behind one face, their recipes, and batches of their examples.
+
+GlueTask (common/glue.py), SquadTask (common/squad.py) and RaceTask (data/race.py) are the tasks.
+"""
+import dataclasses
+import functools
+import itertools
+import math
+from collections import namedtuple
+
+import numpy as np
+import torch
+
+POOL = 50  # batches that are sorted by length together
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How a paper fine-tunes one task."""
+    lr: float
+    batch: int
+    epochs: float = 0  # passes over the training examples; `steps` overrides it
+    steps: int = 0
+    warmup: float = 0.1  # fraction of the steps
+    dropout: float = 0.1
+    length: int = 128  # longest input in tokens
+    main: str = "accuracy"  # the metric that counts; "a+b" is the mean of two
+
+
+# examples: {split: what was read}; file: one that --predict takes; spec: what is known of the task
+# besides
+Source = namedtuple("Source", "examples file spec", defaults=(None,))
+
+
+class Task:
+    """What a fine-tuning needs of a task: data, metrics and official files.
+
+    name. kind: "class", "value" (a regression), "span" or "choice". outputs: numbers that a head
+    gives (of a span: for each token). metrics: names in a score. recipe: Recipe. examples: {split:
+    what was read}, with "train" and "dev"; file: one that --predict takes. splits: {split: the
+    features of its examples}.
+
+    A subclass stands next to the reader of its data and is made from (name, source, tokenizer,
+    recipe). Its sources come from read(name, folder, search), and, for a file of the user's own,
+    from read_file(name, path, model); model: the folder of the tuned model. search: train and dev
+    alone, all that a search may read.
+    """
+
+    def __init__(self, name, kind, outputs, metrics, recipe, source, splits):
+        self.name = name
+        self.kind = kind
+        self.outputs = outputs
+        self.metrics = metrics
+        self.recipe = recipe
+        self.examples = source.examples
+        self.file = source.file
+        self.splits = splits
+
+    @property
+    def steps(self):
+        """Steps of a fine-tuning."""
+        per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
+        return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
+
+    def evaluation_steps(self, every=0):
+        """Steps after which to evaluate: every `every` steps; or, if 0, up to 20 times, capped so
+        that evaluation sees fewer examples than training. Always includes the last step."""
+        if every:
+            return {*range(every, self.steps, every), self.steps}
+        trained = self.steps * self.recipe.batch
+        count = min(20, self.steps, trained // len(self.splits["dev"])) or 1
+        return {round(self.steps * number / count) for number in range(1, count + 1)}
+
+    @functools.cached_property
+    def majority_baseline(self):
+        """The best "main" on dev of a constant prediction: a class, a value, an option or "no
+        answer"."""
+        return max(self.score("dev", outputs)["main"] for outputs in self.constant_outputs())
+
+    def constant_outputs(self):
+        """Outputs for dev that predict the same for all examples."""
+        width = self.outputs * self.splits["dev"].lengths[0].size  # a choice has four inputs
+        return torch.eye(width)[:, None].expand(-1, len(self.examples["dev"]), -1)  # (n, width)
+
+    def context(self):
+        """What is printed next to a score: "headline", the name of the main metric,
+        "majority_baseline", and a "file" that --predict takes."""
+        return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
+                "file": str(self.file)}
+
+    @staticmethod
+    def choose(examples, count):
+        """`count` of the examples of a split."""
+        return examples[:count]
+
+    def standard_error(self, score):
+        """The standard error of a score over the dev examples: exact for accuracy, an upper bound
+        for a mean of fractions such as F1, an approximation for a correlation."""
+        spread = 1 - score ** 2
+        if self.recipe.main in ("accuracy", "f1"):
+            spread = math.sqrt(score * (1 - score))
+        return spread / math.sqrt(len(self.examples["dev"]))
+
+    def batches(self, seed, start=0):
+        """Endless training batches from step `start` on: dictionaries of CPU tensors. Each epoch
+        has its own order."""
+        per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
+        first, skipped = divmod(start, per_epoch)
+        for epoch in itertools.count(first):
+            epoch_batches = batches(self.splits["train"], self.recipe.batch, seed, epoch)
+            yield from itertools.islice(epoch_batches, skipped if epoch == first else 0, None)
+
+
+# Batches
+
+
+def join(pairs, specials, width):
+    """Inputs of a model from token ids: [CLS] A [SEP] B [SEP] for each (A, B), [CLS] A [SEP] for
+    each (A,).
+
+    specials: ids of [CLS], [SEP], padding. Returns int64 arrays (B, width): ids, and
+    token_type_ids, which are 1 in B and the [SEP] after it.
+    """
+    cls_id, sep_id, pad_id = specials
+    ids = np.full((len(pairs), width), pad_id, dtype=np.int64)
+    token_type_ids = np.zeros_like(ids)
+    for index, (first, *second) in enumerate(pairs):
+        tokens = [cls_id, *first, sep_id]
+        begin = len(tokens)
+        for part in second:
+            tokens += [*part, sep_id]
+        ids[index, :len(tokens)] = tokens
+        token_type_ids[index, begin:len(tokens)] = 1
+    return ids, token_type_ids
+
+
+def batch_indices(lengths, batch_size, seed, epoch):
+    """Yield the indices of the examples of each batch.
+
+    With a seed: shuffled by (seed, epoch), cut into pools of POOL batches, sorted by length
+    inside a pool, and the batches shuffled. Without one: all examples from short to long.
+    """
+    order = np.argsort(lengths, kind="stable")
+    starts = np.arange(0, len(lengths), batch_size)
+    if seed is not None:
+        random = np.random.default_rng([seed % 2 ** 63, epoch])  # numpy takes no negative seed
+        order = random.permutation(len(lengths))
+        pools = np.split(order, np.arange(POOL * batch_size, len(order), POOL * batch_size))
+        pools = [pool[np.argsort(lengths[pool], kind="stable")] for pool in pools]
+        order = np.concatenate(pools)
+        starts = random.permutation(starts)
+    for start in starts:
+        yield order[start:start + batch_size]
+
+
+def batches(features, batch_size, seed=None, epoch=0):
+    """Yield features.batch(index, width) as dictionaries of CPU tensors, with "index" (B,) int64.
+
+    features: of any task. The order is that of batch_indices. The width is the length of the
+    longest example in the batch, rounded up to a multiple of 8 for GPUs, where max_length allows
+    it. "lengths" is missing where all sequences are full: attention then needs no mask, and a GPU
+    can use flash kernels.
+    """
+    longest = features.lengths.reshape(len(features), -1).max(axis=1)  # of RACE's four inputs
+    for index in batch_indices(longest, batch_size, seed, epoch):
+        width = min(-(-int(longest[index].max()) // 8) * 8, features.max_length)
+        batch = features.batch(index, width)
+        batch["index"] = index
+        if (batch["lengths"] == width).all():
+            del batch["lengths"]
+        yield {name: torch.from_numpy(value) for name, value in batch.items()}
