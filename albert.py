@@ -1267,12 +1267,12 @@ def answer(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg)
-        task = open_file(command.value, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask},
-                         source.task, command)
+        task = open_file(
+            command, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
         print0(ranks, start_from(model, source, task.name))
         outputs = predict(model, task, *task.splits, cfg, ranks.device)
-        print0(ranks, on_main(ranks, answer_file, command.value, cfg, task, outputs, command))
+        print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
 
 def ensemble_job(task, cfg, folder):

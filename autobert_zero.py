@@ -1958,11 +1958,11 @@ def answer(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg)
-        task = open_file(command.value, cfg, tokenizer, recipes(cfg), command=command)
+        task = open_file(command, cfg, tokenizer, recipes(cfg))
         model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
         model.load_state_dict(source.weights)
         outputs = predict(model.to(ranks.device), task, *task.splits, cfg, ranks.device)
-        print0(ranks, on_main(ranks, answer_file, command.value, cfg, task, outputs, command))
+        print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
 
 def finetune(cfg, command):

@@ -1293,14 +1293,14 @@ def answer(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg)
-        task = open_file(command.value, cfg, tokenizer, recipes(), command=command)
+        task = open_file(command, cfg, tokenizer, recipes())
         positions = check_length(source, task.recipe.length)
         vocab_size = len(source.weights["encoder.token_embedding.weight"])
         encoder = Encoder(source.arch, vocab_size, 0.0, positions)
         model = TaskModel(encoder, task.outputs, task.kind == "span")
         model.load_state_dict(source.weights)
         outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
-        print0(ranks, on_main(ranks, answer_file, command.value, cfg, task, outputs, command))
+        print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
 
 def score_of(line):

@@ -219,20 +219,10 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
         return 0
-    function = actions[command.action][0]
-    if not config_class.__dataclass_params__.frozen:  # a file that changes its settings
-        config.given, config.action = command.given, command.action
-        config.program = command.program
-        if check:
-            check(config, command.action)
-        value = [command.value] if len(actions[command.action]) > 2 else []
-        run = functools.partial(function, config, *value)
-    else:
-        if check:
-            check(config, command)
-        run = functools.partial(function, config, command)
+    if check:
+        check(config, command)
     try:
-        run()
+        actions[command.action][0](config, command)
     except Stop:
         print("stopped; the same command continues", file=sys.stderr)
         return STOPPED

@@ -183,15 +183,6 @@ def reduce_mean(ranks, *values):
     return [sum(column) / ranks.size for column in columns]
 
 
-def micro_batch_range(ranks, accumulate):
-    """The numbers of this process's micro-batches, of `accumulate` in all processes."""
-    if accumulate % ranks.size:
-        raise UserError(f"--accumulate {accumulate}: must be a multiple of the {ranks.size} "
-                        "processes")
-    count = accumulate // ranks.size
-    return range(ranks.rank * count, (ranks.rank + 1) * count)
-
-
 def micro_batch_numbers(ranks, accumulate):
     """The numbers of this process's micro-batches, of `accumulate` in all processes: every n-th, so
     that all processes have micro-batches of about the same lengths."""
@@ -211,11 +202,6 @@ def fit_accumulate(cfg, command, ranks):
     if cfg.batch % accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {accumulate}")
     return accumulate
-
-
-def set_accumulate(cfg, ranks):
-    """fit_accumulate of a Config that may be changed."""
-    cfg.accumulate = fit_accumulate(cfg, cfg, ranks)
 
 
 def total_over(ranks, values):

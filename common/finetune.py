@@ -298,11 +298,11 @@ def write_outputs(task, outputs, folder):
 # --predict: a file of the user's own
 
 
-def open_file(path, cfg, tokenizer, recipes, kinds=None, name="", command=None):
-    """The Task with one split, the examples of a file of the user's own, for the model of --init:
+def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
+    """The Task with one split, the examples of the file of --predict, for the model of --init:
     RUN/TASK, or in albert.py the folder that --export wrote. name: of its task, if config.json
     does not have it."""
-    existing(path, "name a file of your own")
+    path = existing(command.value, "name a file of your own")
     record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", record)
     name = name or settings.get("tasks")
@@ -312,21 +312,21 @@ def open_file(path, cfg, tokenizer, recipes, kinds=None, name="", command=None):
         raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task, with its "
                         "head; name RUN/TASK of a --finetune")
     length = settings.get("finetune_length")
-    if "finetune_length" in (command or cfg).given:
+    if "finetune_length" in command.given:
         length = cfg.finetune_length
     recipe = own_recipe(recipes, cfg) if own else recipes[name]
     recipe = dataclasses.replace(recipe, length=length or recipe.length)
     kind = folder_task.FolderTask if own else task_class(name, kinds)
-    return kind(name, kind.read_file(name, Path(path), cfg.init), tokenizer, recipe)
+    return kind(name, kind.read_file(name, path, cfg.init), tokenizer, recipe)
 
 
-def answer_file(path, cfg, task, outputs, command=None):
+def answer_file(command, cfg, task, outputs):
     """Write the predictions for open_file's task to --out, or next to the model, as
     RUN/TASK-predictions/FILE. Returns a line that names the file written."""
-    path = Path(path)
+    path = Path(command.value)
     model = Path(os.path.abspath(cfg.init))
     folder = Path(os.path.relpath(model.with_name(f"{model.name}-predictions") / path.stem))
-    if "out" in (command or cfg).given:
+    if "out" in command.given:
         folder = Path(cfg.out)
     folder.mkdir(parents=True, exist_ok=True)
     if folder.samefile(path.parent):

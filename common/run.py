@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from common.cli import Command, Stop, UserError
+from common.cli import Stop, UserError
 from common.distributed import (
     broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host,
     uninterrupted)
@@ -90,10 +90,6 @@ class RunFolder:
     """
 
     def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=()):
-        if isinstance(command, str):  # of a file that changes its settings
-            command = Command(cfg.program, command, given=cfg.given)
-            compared = getattr(cfg, "compared", ())
-            writes = getattr(cfg, "writes", ())
         self.command = command
         self.writes = writes
         self.folder = Path(cfg.out)
@@ -343,12 +339,6 @@ def settings_from(cfg, command, settings, source, names, also=()):
     return taken
 
 
-def take_settings(cfg, settings, source, names, also=()):
-    """settings_from for a Config that may be changed."""
-    for name, value in settings_from(cfg, cfg, settings, source, names, also).items():
-        setattr(cfg, name, value)
-
-
 # a run folder's record, config.json, and what its newest checkpoint owns, {name: weights}
 Run = namedtuple("Run", "record owned")
 
@@ -375,16 +365,6 @@ def read_run(path, cfg, program, actions):
     return Run(record, owned)
 
 
-def read_init(cfg, names, also=()):
-    """What the newest checkpoint of the run folder cfg.init owns, for a Config that may be changed.
-    names: {action that may have made it: the settings that cfg takes}, also: those that a flag
-    overrides. The tokenizer is the folder's unless one is given."""
-    run = read_run(cfg.init, cfg, cfg.program, names)
-    take_settings(cfg, run.record["settings"], cfg.init, names[run.record["action"]], also)
-    cfg.tokenizer = getattr(cfg, "tokenizer", "") or str(Path(cfg.init))
-    return run.owned
-
-
 @torch.no_grad()
 def load_weights(model, weights, source, heads=()):
     """Copy weights into a model by name; returns a line on what was loaded, newly initialised and
@@ -408,14 +388,12 @@ def load_weights(model, weights, source, heads=()):
 
 
 def keep_model(folder, command, cfg, tokenizer, **owned):
-    """Write a folder that read_init reads: config.json, the tokenizer's file, checkpoint.pt,
+    """Write a folder that read_run reads: config.json, the tokenizer's file, checkpoint.pt,
     done.json. owned: {name: module, or weights by name}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here
         left.unlink()
-    if isinstance(command, str):  # of a file that changes its settings
-        command = Command(cfg.program, command)
     tokenizer.save(folder)
     settings = dataclasses.asdict(cfg)
     write_json(folder / "config.json",

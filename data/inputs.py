@@ -7,9 +7,8 @@ from pathlib import Path
 
 import torch
 
-from common.cli import Command, UserError, written
+from common.cli import UserError, written
 from common.files import read_json
-from common.run import RunFolder
 from common.distributed import on_main, print0
 from common.finetune import is_demo, task_files
 from common.folder_task import FolderName, read_folder
@@ -77,40 +76,6 @@ def check_tokenizer(cfg, command, ranks, tokenizer):
                         "leave it out")
     if getattr(cfg, "init", ""):
         on_main(ranks, check_vocabulary, Path(cfg.init), tokenizer)
-
-
-def open_run(cfg, action, ranks, *needs, tasks=()):
-    """Open the run folder and the text: (RunFolder, Data), for a Config that may be changed.
-
-    needs: data flags, and "tokenizer", which is trained on the corpus where --tokenizer names none.
-    tasks: those that are read of --glue and --squad. Of a finished run it opens the folder alone.
-    The caller calls run.save_settings(cfg) when it has opened what it reads.
-    """
-    given = dataclasses.asdict(cfg)
-    if tasks:
-        given = {"tasks": [*tasks], **given}
-    text = "corpus" in needs or "tokenizer" in needs and not cfg.tokenizer
-    flags = [name for name in DATA if name in needs or name == "corpus" and text]
-    named = [flag for flag in flags if getattr(cfg, flag)]
-    on_main(ranks, find_data, cfg, named, tasks, action)  # before demo data are made
-    for name, value in fill_in(cfg, ranks, flags).items():
-        setattr(cfg, name, value)
-    opens = text or "tokenizer" in needs or "tokenizer" in cfg.given
-    command = Command(cfg.program, action, given=cfg.given)
-    inputs = find_inputs(cfg, command, ranks, flags, tasks, cfg.models, opens)
-    run = RunFolder(cfg, action, ranks, given, inputs.files)
-    data = Data(ranks.device)
-    if run.finished():
-        return run, data
-    if text:
-        data = open_corpus(cfg, cfg, ranks, run.folder)
-    elif "tokenizer" in needs:
-        data.tokenizer = load_tokenizer(cfg.tokenizer)
-        check_tokenizer(cfg, cfg, ranks, data.tokenizer)
-        on_main(ranks, data.tokenizer.save, run.folder)
-    if data.tokenizer:
-        cfg.vocab_size = data.tokenizer.vocab_size
-    return run, data
 
 
 # --- files ---------------------------------------------------------------------------------------

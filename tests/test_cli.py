@@ -111,9 +111,9 @@ def test_every_preset_passes_its_checks_and_shares_its_micro_batches(command, mo
     configs = []
     monkeypatch.setitem(module.ACTIONS, words[0][2:], (lambda *args: configs.append(args), "help"))
     assert module.main(words) == 0
-    (cfg, *command), = configs
+    (cfg, command), = configs
     ranks = [distributed.Ranks(rank, 8, None) for rank in range(8)]
-    accumulate = distributed.fit_accumulate(cfg, (command or [cfg])[0], ranks[0])
+    accumulate = distributed.fit_accumulate(cfg, command, ranks[0])
     shares = [[*distributed.micro_batch_numbers(each, accumulate)] for each in ranks]
     assert sorted(sum(shares, [])) == [*range(accumulate)]
     assert {len(share) for share in shares} == {accumulate // 8}
