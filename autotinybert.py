@@ -810,7 +810,7 @@ if (Path(__file__).parent / "common").is_dir():
         open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
     from data import corpus, hf_models
     from data.inputs import (
-        Data, check_vocabulary, find_inputs, open_corpus, open_tokenizer, words_after_training)
+        Data, check_vocabulary, find_inputs, open_corpus, open_tokenizer, print_after_training)
 
 
 def schedule(step, steps, warmup):
@@ -1660,7 +1660,7 @@ def further_train(cfg, command):
             result = evaluate_language_model(model, data, cfg)
             run.finish({"arch": str(model.encoder.arch), "held_out": result["loss"]})
         print0(ranks, f"{run.finished()['arch']}: held-out loss {run.finished()['held_out']:.4f}")
-        run.print_result(cfg, "model/checkpoint.pt", *words_after_training(cfg, run.folder))
+        print_after_training(run, cfg, "model/checkpoint.pt")
 
 
 def export(cfg, command):
@@ -1722,7 +1722,8 @@ ACTIONS = {
     "further_train": (further_train, "train --arch from --init's weights, or from scratch"),
     "finetune": (
         finetune,
-        "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1)",
+        "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1), or on a folder of your own "
+        "with train and dev files",
         "TASKS",
     ),
     "predict": (

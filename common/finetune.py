@@ -431,6 +431,7 @@ def print_summary(run, cfg, nine=""):
         if (run.folder / name / "checkpoint.pt").exists():
             words = "--predict", entry.get("file", "FILE"), "--init", run.folder / name
             run.print_result(cfg, f"{name}/checkpoint.pt", *words)
-    print0(run.ranks, "--predict takes a file of your own in this format; it needs no labels")
+    if result["tasks"]:
+        print0(run.ranks, "--predict takes a file of your own in this format; it needs no labels")
     if nine and result["average"] is not None:
         print0(run.ranks, f"{nine}: {100 * result['average']:.2f}")

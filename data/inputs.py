@@ -167,13 +167,6 @@ def fill_in(cfg, ranks, flags):
     return filled
 
 
-def words_after_training(cfg, folder, ending="-exported"):
-    """The words of the command that follows a training on text: on demo data a fine-tuning, else an
-    export."""
-    action = ["--finetune", "SST-2"] if is_demo(cfg.corpus) else ["--export", f"{folder}{ending}"]
-    return [*action, "--init", folder]
-
-
 def print_near_baseline(ranks, scores, baselines):
     """Say which of the held-out accuracies {name: value} are near their baselines."""
     near = [name for name, baseline in baselines.items()
@@ -184,9 +177,12 @@ def print_near_baseline(ranks, scores, baselines):
 
 
 def print_after_training(run, cfg, best, ending="-exported"):
-    """Print the result of a training on text, and the commands that may follow."""
-    run.print_result(cfg, best, *words_after_training(cfg, run.folder, ending))
-    if not (cfg.dry_run or is_demo(cfg.corpus)):
+    """Print the result of a training on text, and the commands that may follow: a fine-tuning, on
+    data of one's own also an export."""
+    demo = is_demo(cfg.corpus)
+    action = ["--finetune", "SST-2"] if demo else ["--export", f"{run.folder}{ending}"]
+    run.print_result(cfg, best, *action, "--init", run.folder)
+    if not (cfg.dry_run or demo):
         print0(run.ranks, f"or: python {run.command.program}.py --finetune FOLDER --init "
                           f"{run.folder} (FOLDER has train.tsv and dev.tsv: data/README.md)")
 

@@ -1,7 +1,7 @@
 """A task of one's own: a folder with train and dev files, any labels."""
 import pytest
 from conftest import filled
-from small_runs import FEW, call, next_command, write
+from small_runs import FEW, SEARCHES, call, next_command, write
 
 from common import folder_task, metrics
 from common.files import read_json
@@ -100,24 +100,38 @@ def test_macro_f1_is_scikit_learns(predictions, labels, expected):
     assert metrics.macro_f1(predictions, labels) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("program", ["albert", "autotinybert"])
+@pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_folder_is_fine_tuned_predicted_and_exported(
         program, ready, tmp_path, monkeypatch, capsys):
     make(tmp_path / "reviews")
     write(tmp_path / "new.csv", "text,label\nIt broke.,?\nGood.,\n")  # labels are not read
     monkeypatch.chdir(tmp_path)
-    tune = (f"{program} --finetune {{here}}/reviews --init {{{program}}} --out run --device cpu "
-            f"{FEW.removeprefix('--finetune_epochs 1 ')}")
-    assert not call(filled(tune, here=tmp_path, **ready), monkeypatch)
+    few = FEW.removeprefix("--finetune_epochs 1 ")
+    tune = f"{program} --finetune reviews/ --init {{{program}}} --out run --device cpu {few}"
+    assert not call(filled(tune, **ready), monkeypatch)
     printed = capsys.readouterr().out
     assert "classes angry, meh, pleased; texts: text; examples: 3 train, 2 dev" in printed
     assert "macro_f1" in printed
-    assert not call(next_command(printed), monkeypatch)
     assert read_json(tmp_path / "run/done.json")["tasks"]["reviews"]["headline"] == "accuracy"
+    assert not call(next_command(printed), monkeypatch)
     assert not call(f"{program} --predict new.csv --init run/reviews", monkeypatch)
     lines = (tmp_path / "run/reviews-predictions/new/test.tsv").read_text().split()[2:]
     assert {*lines[1::2]} <= {"angry", "meh", "pleased"}
     assert not call(f"{program} --export hf --init run/reviews", monkeypatch)
     assert read_json(tmp_path / "hf/config.json")["id2label"]["2"] == "pleased"
-    assert not call(f"{program} --predict new.csv --init hf --out again", monkeypatch)
-    assert (tmp_path / "again/test.tsv").read_text().split()[2:] == lines
+    if program != "autobert_zero":  # the others predict with an exported folder too
+        assert not call(f"{program} --predict new.csv --init hf --out again", monkeypatch)
+        assert (tmp_path / "again/test.tsv").read_text().split()[2:] == lines
+
+
+@pytest.mark.parametrize("program", ["autobert_zero", "autotinybert"])
+def test_a_search_scores_candidates_on_a_folder_without_its_test_file(
+        program, ready, tmp_path, monkeypatch):
+    make(tmp_path / "reviews")
+    write(tmp_path / "reviews/test.csv", "no table")
+    tasks = "CoLA" if program == "autobert_zero" else "MLM-saved"
+    search = SEARCHES[program].replace(f"--tasks {tasks}", "--tasks {here}/reviews")
+    monkeypatch.chdir(tmp_path)
+    command = f"{program} --search {search} --seed 3 --device cpu --out run"
+    assert not call(filled(command, here=tmp_path, **ready), monkeypatch)
+    assert {*read_json(tmp_path / "run/best.json")["scores"]} == {"reviews"}
