@@ -1,7 +1,7 @@
 """Parallel text (PREFIX.en and PREFIX.de, one sentence per line) as token ids in files, batches
 of about equally many tokens, and BLEU.
 
-    sources, targets = read_pairs("data/train", ("en", "de"))
+    sources, targets = zip(*read_pairs("data/train", ("en", "de")))
     encode_pairs("data/train", ("en", "de"), tokenizer, folder, longest=256)
     text = ParallelText(folder)
     batches = TokenBatches(text.longest_side(), tokens=4400)
@@ -10,52 +10,71 @@ of about equally many tokens, and BLEU.
         source, lengths = pad(text.ids(0, examples), tokenizer.pad_id)
     corpus_bleu(hypotheses, references)           # percent, as sacrebleu computes it of raw text
 """
+import contextlib
 import functools
+import itertools
 import math
 import re
+from array import array
 from collections import ChainMap, Counter
 
 import numpy as np
 import torch
 
 from common.cli import UserError
-from common.files import existing, read_text, write_json
+from common.files import existing, write_json
 from common.distributed import gather, on_main, print0, progress, seed_of, send
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
 FIX = "a PREFIX stands for PREFIX.en and PREFIX.de (--languages names other endings)"
-BLOCK = 100_000  # lines encoded at once
+BLOCK = 10_000  # lines read and encoded at once
 SIDES = "source", "target"
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 def find_sides(prefix, endings):
-    """The files PREFIX.source and PREFIX.target; UserError where one is not there."""
-    return [existing(f"{prefix}.{ending}", FIX) for ending in endings]
-
-
-def read_pairs(prefix, endings):
-    """(source lines, target lines) of PREFIX.source and PREFIX.target, equally many."""
-    sides = []
-    for path in find_sides(prefix, endings):
-        lines = read_text(path, FIX).removesuffix("\n").split("\n")
-        sides.append([line.strip() for line in lines])
-    source, target = map(len, sides)
+    """The files PREFIX.source and PREFIX.target. UserError where one is not there, or they do not
+    have equally many lines."""
+    paths = [existing(f"{prefix}.{ending}", FIX) for ending in endings]
+    source, target = map(count_lines, paths)
     if source != target:
         raise UserError(f"{prefix}: {source} lines of {endings[0]} and {target} of {endings[1]}; "
                         "the two files must be aligned line by line")
-    if not any(sides[0]):
-        raise UserError(f"{prefix}.{endings[0]}: the file is empty")
-    return sides
+    if not source:
+        raise UserError(f"{paths[0]}: the file is empty")
+    return paths
+
+
+def count_lines(path):
+    with open(path, "rb") as file:
+        return sum(1 for _ in file)
+
+
+def read_lines(path):
+    """The lines of a UTF-8 file, one at a time, without blanks at their ends."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as "
+                                "UTF-8") from None
+            yield line.strip()
+
+
+def read_pairs(prefix, endings):
+    """The pairs of lines of PREFIX.source and PREFIX.target, one at a time."""
+    return zip(*map(read_lines, find_sides(prefix, endings)))
 
 
 class ParallelText:
     """Token ids of sentence pairs in a folder that encode_pairs made, without special tokens."""
 
     def __init__(self, folder):
-        self.tokens = [np.load(folder / f"{side}.npy", mmap_mode="r") for side in SIDES]
+        self.tokens = [np.memmap(folder / f"{side}.bin", np.int32, "r").view(np.ndarray)
+                       for side in SIDES]
         self.starts = [np.load(folder / f"{side}.starts.npy") for side in SIDES]
 
     def __len__(self):
@@ -73,26 +92,27 @@ class ParallelText:
 
 def encode_pairs(prefix, endings, tokenizer, folder, longest):
     """Encode two files into `folder`, once. Leaves out pairs with an empty sentence or with one of
-    more than `longest` tokens."""
+    more than `longest` tokens. Memory: 8 bytes a pair, and a block of lines."""
     meta = folder / "meta.json"  # written last
     if meta.exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    sides = [encode_lines(side, tokenizer) for side in read_pairs(prefix, endings)]
-    kept = [pair for pair in zip(*sides) if all(1 <= len(ids) <= longest for ids in pair)]
-    if not kept:
+    pairs = read_pairs(prefix, endings)
+    lengths = [array("i") for _ in SIDES]
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(folder / f"{side}.bin", "wb")) for side in SIDES]
+        while block := [*itertools.islice(pairs, BLOCK)]:
+            encoded = map(tokenizer.encode_batch, zip(*block))
+            kept = [pair for pair in zip(*encoded) if all(1 <= len(ids) <= longest for ids in pair)]
+            for file, counts, side in zip(files, lengths, zip(*kept)):
+                counts.extend(map(len, side))
+                array("i", itertools.chain.from_iterable(side)).tofile(file)
+    if not lengths[0]:
         raise UserError(f"{prefix}: no pair has between 1 and {longest} tokens on both sides; "
                         "raise --length")
-    for name, side in zip(SIDES, zip(*kept)):
-        np.save(folder / f"{name}.npy", np.concatenate(side))
-        np.save(folder / f"{name}.starts.npy", np.cumsum([0, *map(len, side)]))
+    for side, counts in zip(SIDES, lengths):
+        np.save(folder / f"{side}.starts.npy", np.concatenate([[0], np.cumsum(counts)]))
     write_json(meta, {"prefix": str(prefix), "longest": longest})
-
-
-def encode_lines(lines, tokenizer):
-    """Token ids of lines: arrays, since millions of lists would not fit into memory."""
-    return [np.array(ids, dtype=np.int32) for start in range(0, len(lines), BLOCK)
-            for ids in tokenizer.encode_batch(lines[start:start + BLOCK])]
 
 
 # --- batches -------------------------------------------------------------------------------------
@@ -267,7 +287,8 @@ class Translations:
         if not cfg.test_text:
             raise UserError("--test_text: missing; give the PREFIX of the test text")
         count = 64 if cfg.dry_run else None
-        return [side[:count] for side in read_pairs(cfg.test_text, cfg.languages)]
+        pairs = itertools.islice(read_pairs(cfg.test_text, cfg.languages), count)
+        return [list(side) for side in zip(*pairs)]
 
 
 # --- scores --------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import pytest
 from small_runs import write
 
 from common.cli import UserError
+from data import translation
 from data.cifar10 import load_cifar10
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
@@ -25,7 +26,9 @@ def write_pairs(folder, source, target):
     (9, [3, 4, 1], [2, 4, 1]),
     (3, [4], [2, 1]),
 ])
-def test_pairs_are_encoded_and_filtered(longest, second, sides, tmp_path):
+@pytest.mark.parametrize("block", [1, 2, 10])
+def test_pairs_are_encoded_and_filtered(block, longest, second, sides, tmp_path, monkeypatch):
+    monkeypatch.setattr(translation, "BLOCK", block)
     prefix = write_pairs(tmp_path, "a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
     encode_pairs(prefix, ("en", "de"), Words(), tmp_path, longest)
     text = ParallelText(tmp_path)
@@ -36,13 +39,22 @@ def test_pairs_are_encoded_and_filtered(longest, second, sides, tmp_path):
 
 def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
     prefix = write_pairs(tmp_path, "a\rb\r\nc\u2028d\x85e\x0bf\ng\n", "x\ny\r\nz\n")
-    assert read_pairs(prefix, ("en", "de")) == [
-        ["a\rb", "c\u2028d\x85e\x0bf", "g"],
-        ["x", "y", "z"],
+    assert [*read_pairs(prefix, ("en", "de"))] == [
+        ("a\rb", "x"),
+        ("c\u2028d\x85e\x0bf", "y"),
+        ("g", "z"),
     ]
-    write_pairs(tmp_path, "a\nb\n", "x\n")
-    with pytest.raises(UserError, match="2 lines of en and 1 of de"):
-        read_pairs(prefix, ("en", "de"))
+
+
+@pytest.mark.parametrize("source, target, message", [
+    ("a\nb\n", "x\n", "2 lines of en and 1 of de"),
+    ("", "", "p.en: the file is empty"),
+    ("a\n", b"\xffx\n", "p.de:1: not UTF-8"),
+])
+def test_unusable_pairs_are_named(source, target, message, tmp_path):
+    prefix = write_pairs(tmp_path, source, target)
+    with pytest.raises(UserError, match=message):
+        list(read_pairs(prefix, ("en", "de")))
 
 
 def test_batches_have_every_example_once_an_epoch_within_their_tokens():
