@@ -67,6 +67,8 @@ class Config:
     arch: str = ""  # a best.json, a name (mformer, cosformer*-softmax, ...), or --describe's text
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo images
+    images: str = ""  # folder of train.npz and test.npz, your own images, instead of --cifar10
+    classes: int = 10  # classes of the images; a run takes those of its data [>= 2]
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
     valid_text: str = ""  # PREFIX of the validation text; default: --held_out training pairs
     test_text: str = ""  # PREFIX of the test text
@@ -88,7 +90,7 @@ class Config:
     head_dim: int = 64  # width of a head; not read if --qkv is given [>= 1]
     qkv: int = 0  # width of all heads together (translation); 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
-    image: int = 224  # width of an image in pixels [>= 1]
+    image: int = 224  # width of an image in pixels; default with --images: theirs [>= 1]
     patch: int = 16  # width of a patch [>= 1]
     # D19: pairs with a sentence longer than --length are left out; the paper names no length.
     length: int = 256  # tokens of a sentence with its end mark; M of the decoder [>= 2]
@@ -146,18 +148,18 @@ FEWEST_COMPARED = 8  # held-out sub-nets for a rank correlation
 GEOMETRY = (  # settings that shape a model
     "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 DATA = {  # data flags of each task
-    "cifar10": ("cifar10",),
+    "cifar10": ("cifar10", "images"),
     "wmt14": ("train_text", "valid_text", "test_text"),
 }
 ONLY = {  # flags that one task alone reads
-    "cifar10": ("cifar10", "image", "patch", "augment"),
+    "cifar10": (*DATA["cifar10"], "classes", "image", "patch", "augment"),
     "wmt14": (*DATA["wmt14"], "languages", "tokenizer", "vocab_size", "search_decoder",
               "decoder_layers", "connect", "qkv", "length", "beam"),
 }
 SPACE = ("space", "layers", "hidden", "ffn", "heads", "decoder_layers", "connect", "search_decoder")
 MODELS = ("init", "tokenizer")  # flags that name files besides the data
 COMPARED = ("save_every",)  # must agree in a resumed run: the last saves are averaged
-WRITES = ("text", "valid", "translations.*", "classes.txt")  # what --restart deletes
+WRITES = ("text", "valid", "translations.*", "classes.txt", "images.json")  # what --restart deletes
 
 TINY = dict(latency_runs=5, generations=10, finalists=5, samples=160)
 TINY_IMAGE = dict(
@@ -724,7 +726,7 @@ class Encoder(nn.ModuleList):
 
 class ImageModel(nn.Module):
     """An encoder of patches and a class token; the mean of the patches is classified.
-    A batch with images (B, 3, I, I) -> logits (B, 10). space: a super-net's, or None."""
+    A batch with images (B, 3, I, I) -> logits (B, classes). space: a super-net's, or None."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
@@ -743,7 +745,7 @@ class ImageModel(nn.Module):
             self.patches.weight.mul_(width ** -0.5)
         self.layers = Encoder(arch, cfg, space)
         self.norm = LayerNorm(width)
-        self.head = Linear(width, 10)
+        self.head = Linear(width, cfg.classes)
 
     def forward(self, batch, arch=None):
         arch = arch or self.arch
@@ -760,7 +762,7 @@ class ImageModel(nn.Module):
         # code. So the patch below is 14 positions away, for the cosine and for relative positions.
         cosines = cosines_at(torch.arange(self.tokens, device=x.device), self.tokens)
         x = self.layers(x, arch, cosines)[-1]
-        return self.head(self.norm(x)[:, 1:].mean(1), 10)
+        return self.head(self.norm(x)[:, 1:].mean(1), self.head.bias.shape[1])
 
 
 def make_model(arch, cfg, space=None):
@@ -1204,6 +1206,8 @@ def search(cfg, command):
                 on_main(ranks, check_limit, space, cfg, ranks.device)
             seed_everything(cfg.seed, "weights")
             supernet = supernet or make_model(widest(space), cfg, space)
+            if source:
+                fit_head(supernet, data, cfg, ranks)
             print_facts(supernet, data, cfg, ranks)
             train_supernet(supernet.to(ranks.device), space, data, cfg, run)
             arguments = (supernet.eval(), data, cfg, ranks, run)
@@ -1548,7 +1552,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
         print0, print_device_use, progress, seed_everything, set_rate, stopping, total_over,
         training_cost)
-    from data.cifar10 import Pictures
+    from data.images import Pictures, read_classes, read_npz, width_of
     from data.inputs import find_inputs
     from data.translation import Translations, corpus_bleu
 else:
@@ -1569,27 +1573,37 @@ def held_out_loss(model, data, cfg, arch=None):
 
 
 @torch.no_grad()
-def evaluate_images(model, data, cfg, ranks):
-    """({"accuracy", "majority_baseline"}, predicted classes) of the test images, which the
-    processes share."""
+def classify(model, images, labels, data, ranks):
+    """The numbers of the predicted classes (N,) of images, which the processes share."""
     own = []
-    for batch in data.test_batches():
-        own += torch.stack([model(batch).argmax(1), batch["labels"]], dim=1).tolist()
-    classes, labels = torch.tensor(sum(gather(ranks, own), [])).T
+    for batch in data.own_batches(images, labels):
+        own += model(batch).argmax(1).tolist()
+    return torch.tensor(sum(gather(ranks, own), []))
+
+
+def evaluate_images(model, data, cfg, ranks):
+    """({"accuracy", "majority_baseline"}, predicted classes) of the test images."""
+    images, labels = data.load_test()
+    predicted = classify(model, images, labels, data, ranks)
     numbers = {
-        "accuracy": (classes == labels).double().mean().item(),
+        "accuracy": (predicted == labels).double().mean().item(),
         "majority_baseline": labels.bincount().max().item() / len(labels),
     }
-    return numbers, classes.tolist()
+    return numbers, [data.classes[number] for number in predicted]
+
+
+def translate_lines(model, lines, data, cfg):
+    """The translation of each line."""
+    ids = data.tokenizer
+    return data.translate(lines, functools.partial(
+        beam_search, model, longest=cfg.length - 1, bos=ids.bos_id, eos=ids.eos_id,
+        barred=(ids.pad_id, ids.bos_id), beam=cfg.beam))
 
 
 def evaluate_translations(model, data, cfg, ranks):
     """({"bleu": in percent}, translations) of the test text."""
-    ids = data.tokenizer
     sources, references = data.test_lines()
-    translations = data.translate(sources, functools.partial(
-        beam_search, model, longest=cfg.length - 1, bos=ids.bos_id, eos=ids.eos_id,
-        barred=(ids.pad_id, ids.bos_id), beam=cfg.beam))
+    translations = translate_lines(model, sources, data, cfg)
     # D29: BLEU is of plain text in 13a tokens; the paper names no tokenization.
     return {"bleu": corpus_bleu(translations, references)}, translations
 
@@ -1731,9 +1745,9 @@ def load_pretrained(cfg, command):
     """The model of --init as Pretrained: the network of --train, or the super-net of --search with
     the architecture that it found. None without --init."""
     if not cfg.init:
-        if command.action == "evaluate":
-            raise UserError("--evaluate: --init is missing; give a run folder of --train or "
-                            "--search")
+        if command.action in ("evaluate", "predict"):
+            raise UserError(f"--{command.action}: --init is missing; give a run folder of --train "
+                            "or --search")
         return None
     record, owned = read_run(cfg.init, cfg, command.program, ("search", "train"))
     arch = record["settings"]["arch"]
@@ -1755,7 +1769,9 @@ def resolve(cfg, command, ranks, source):
         changes["vocab_size"] = min(cfg.vocab_size, 2000)
     if source:
         changes |= settings_from(
-            cfg, command, source.settings, source.path, GEOMETRY, ("vocab_size",))
+            cfg, command, source.settings, source.path, GEOMETRY, ("vocab_size", "classes"))
+        if not cfg.cifar10 and not cfg.images:
+            changes["images"] = source.settings["images"]
         if cfg.task == "wmt14":
             changes["tokenizer"] = cfg.tokenizer or source.path
     if command.action in ("search", "train"):
@@ -1784,8 +1800,10 @@ def read_arch(cfg, command, source):
 def open_run(cfg, command, ranks):
     """(RunFolder, Inputs) of an action."""
     names = DATA[cfg.task]
-    if command.action == "evaluate":
+    if command.action == "evaluate" and cfg.task == "wmt14":
         names = names[-1:]
+    if cfg.task == "cifar10":
+        names = ("images",) if cfg.images else ("cifar10",)
     given = [name for name in names if getattr(cfg, name)]  # some translations may lack a part
     inputs = find_inputs(cfg, command, ranks, given or names, models=MODELS)
     run = RunFolder(
@@ -1794,16 +1812,28 @@ def open_run(cfg, command, ranks):
 
 
 def open_data(cfg, inputs, run, training=True):
-    """(the settings with the paths of the data and the size of the vocabulary, the data: Pictures
+    """(the settings with the paths of the data and what follows from the data, the data: Pictures
     or Translations)."""
     cfg = dataclasses.replace(cfg, **inputs.flags)
+    if cfg.images and not cfg.init and "image" not in run.command.given:
+        cfg = dataclasses.replace(cfg, image=on_main(run.ranks, width_of, cfg.images))
+        check_patches(cfg)
     reader = Pictures if cfg.task == "cifar10" else Translations
     data = reader(cfg, run.ranks, run.folder, training)
     if cfg.task == "wmt14":
         on_main(run.ranks, data.tokenizer.save, run.folder)
         cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
+    else:
+        cfg = dataclasses.replace(cfg, classes=len(data.classes))
     run.save_settings(cfg)
     return cfg, data
+
+
+def fit_head(model, data, cfg, ranks):
+    """A model of --init gets a new head where the images have other classes than it knows."""
+    if cfg.task == "cifar10" and data.classes != read_classes(cfg.init):
+        model.head = Linear(model.head.weight.shape[-1], cfg.classes)
+        print0(ranks, f"newly initialised: head, since {cfg.init} has other classes")
 
 
 def train(cfg, command):
@@ -1818,6 +1848,8 @@ def train(cfg, command):
             cfg, data = open_data(cfg, inputs, run)
             seed_everything(cfg.seed, "weights")
             model = model or make_model(arch, cfg)
+            if source:
+                fit_head(model, data, cfg, ranks)
             print_facts(model, data, cfg, ranks)
             train_network(model.to(ranks.device), data, cfg, run)
             loss = held_out_loss(model.eval(), data, cfg) if data.num_held_out else None
@@ -1863,6 +1895,36 @@ def evaluate(cfg, command):
                       f"latency {latency_text(latency, cfg, ranks.device)}")
         print0(ranks, f"{path}: the predictions")
 
+
+def predict(cfg, command):
+    """Translate or classify a file of the user's own with the network of --init."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        file = Path(command.value)
+        folder = Path(cfg.init).resolve().parent / f"{file.stem}-predictions"
+        if "out" in command.given:
+            folder = Path(cfg.out)
+        if folder.resolve() == file.resolve().parent:
+            raise UserError(f"--out {folder}: {file.name} is in it; choose another folder")
+        reader = Pictures if cfg.task == "cifar10" else Translations
+        data = reader(cfg, ranks, Path(cfg.init), training=False)
+        if cfg.task == "cifar10":
+            images, _ = read_npz(file, labelled=False)
+        else:
+            lines = data.source_lines(file)
+        model = cast(extract(source.weights, parse_arch(cfg.arch, cfg), cfg), cfg, ranks.device)
+        if cfg.task == "cifar10":
+            path = folder / "classes.txt"
+            numbers = classify(model, images, torch.zeros(len(images)), data, ranks)
+            outputs = [data.classes[number] for number in numbers]
+        else:
+            path = folder / f"translations.{cfg.languages[1]}"
+            outputs = translate_lines(model, lines, data, cfg)
+        on_main(ranks, folder.mkdir, parents=True, exist_ok=True)
+        on_main(ranks, write_atomic, path, "".join(f"{line}\n" for line in outputs))
+        print0(ranks, f"{path}: predictions of {cfg.init} for {file}, one a line")
+
 # --- command line ---------
 
 
@@ -1881,7 +1943,7 @@ def describe(cfg, command):
     else:
         tokens = (cfg.image // cfg.patch) ** 2 + 1
         examples = cfg.batch
-        logits = 10
+        logits = cfg.classes
     activations = [layer_activations(tokens, arch.hidden, ffn) for ffn in arch.ffn]
     activations += [layer_activations(tokens, arch.decoder_hidden, ffn) for ffn in arch.decoder_ffn]
     print(json.dumps({
@@ -1898,8 +1960,19 @@ ACTIONS = {
     "search": (search, "super-net, rankers, pruning, evolution: finds an architecture"),
     "train": (train, "train an architecture from scratch"),
     "evaluate": (evaluate, "score a trained network on the test data"),
+    "predict": (
+        predict, "classify the images of an npz file, or translate the lines of a text file, with "
+        "the network of --init", "FILE"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
+
+
+def check_patches(cfg):
+    """UserError where patches do not fill an image."""
+    if cfg.image % cfg.patch:
+        raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}; give "
+                        "another --patch, or an --image to which the images are resampled")
+
 
 def check(cfg, command):
     """UserError where flags contradict each other."""
@@ -1907,12 +1980,20 @@ def check(cfg, command):
     for name in ONLY[other]:
         if name in command.given:
             raise UserError(f"--{name}: --task {other} reads it; give that too, or leave it out")
-    if cfg.task == "cifar10" and cfg.image % cfg.patch:
-        raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}")
+    if cfg.task == "cifar10" and not (cfg.images and "image" not in command.given):
+        check_patches(cfg)
+    if cfg.images and cfg.cifar10:
+        raise UserError("--images, --cifar10: two sets of images; leave one out")
+    if "classes" in command.given and command.action != "describe":
+        raise UserError("--classes: those of the images are taken; leave it out")
+    for name in DATA[cfg.task]:
+        if name in command.given and command.action == "predict":
+            raise UserError(f"--{name}: --predict reads its FILE alone; leave it out")
     if cfg.arch and command.action == "search":
         raise UserError("--arch: a search chooses the architecture; leave it out")
     for name in SPACE:
-        if name in command.given and (cfg.arch or command.action in ("train", "evaluate")):
+        fixed = cfg.arch or command.action in ("train", "evaluate", "predict")
+        if name in command.given and fixed:
             raise UserError(f"--{name}: the architecture is that of --arch or --init; leave it out")
     if cfg.tokenizer and "vocab_size" in command.given:
         raise UserError("--vocab_size: --tokenizer has its own; leave it out")

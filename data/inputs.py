@@ -13,14 +13,15 @@ from common.distributed import on_main, print0
 from common.finetune import is_demo, task_files
 from common.folder_task import FolderName, read_folder
 from common.tokenization import FAST, load_tokenizer
-from data import cifar10, race, translation
+from data import images, race, translation
 from data.corpus import Corpus
 from data.demo import make_demo
 from data.text import make_corpus, text_files
 
 DEMO = Path(__file__).resolve().parent / "demo"
 NEAR = 0.02  # of a baseline, where a model has learned little more
-DATA = ("glue", "squad", "race", "cifar10", "train_text", "valid_text", "test_text", "corpus")
+DATA = ("glue", "squad", "race", "cifar10", "images", "train_text", "valid_text", "test_text",
+        "corpus")
 
 
 @dataclasses.dataclass
@@ -93,8 +94,8 @@ def find_data(cfg, flags, tasks, action):
         elif flag == "race":
             files = [path for split in race.splits(value)
                      for path in race.passage_files(value, split)]
-        elif flag == "cifar10":
-            files = cifar10.find_batches(value, "test" if action == "evaluate" else "train")
+        elif flag in ("cifar10", "images"):
+            files = images.find_images(flag, value, "test" if action == "evaluate" else "train")
         elif flag.endswith("_text"):
             files = translation.find_sides(value, cfg.languages)
         else:

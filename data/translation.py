@@ -281,6 +281,13 @@ class Translations:
         translations = ChainMap(*gather(self.ranks, own))
         return [translations.get(i, "") for i in range(len(lines))]
 
+    def source_lines(self, path):
+        """The lines of a file that is translated without references."""
+        lines = [*read_lines(existing(path, "name a text file, one sentence a line"))]
+        if not any(lines):
+            raise UserError(f"{path}: the file is empty")
+        return lines
+
     def test_lines(self):
         """(source lines, target lines) of --test_text; in a dry run the first 64 of each."""
         cfg = self.cfg

@@ -15,7 +15,7 @@ from small_runs import write
 from common import glue, squad
 from common.cli import UserError
 from data import demo as making
-from data.cifar10 import load_cifar10
+from data.images import load_cifar10
 from data.demo import german, make_demo
 from data.inputs import is_demo
 

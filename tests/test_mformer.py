@@ -7,6 +7,7 @@ import shutil
 import statistics
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from conftest import filled
@@ -15,7 +16,7 @@ from small_runs import ALONE, ARCH, SEARCHES, TRAINED, call, next_command, write
 import mformer as mf
 from common.files import load_file, read_json, read_jsonl
 from common.cli import UserError
-from data import cifar10
+from data import images as image_data
 from data.translation import Translations
 from tests.claims import mformer as claims
 
@@ -505,7 +506,7 @@ def test_a_search_a_training_and_an_evaluation(tmp_path, ready, monkeypatch, cap
     trained = read_json(tmp_path / "train" / "config.json")
     assert trained["settings"]["arch"] == best["arch"]
     classes = (tmp_path / "evaluate" / "classes.txt").read_text().split()
-    _, labels = cifar10.load_cifar10(str(ready["cifar10"]), "test")
+    _, labels = image_data.load_cifar10(str(ready["cifar10"]), "test")
     right = [
         int(ours) == label
         for ours, label in zip(classes, labels.tolist(), strict=True)
@@ -527,6 +528,44 @@ def test_a_translator_is_trained_on_and_scored(tmp_path, ready, monkeypatch):
         "--out {run}/scored")
     assert not call(filled(score, run=run, **ready), monkeypatch)
     assert len((run / "scored" / "translations.de").read_text().splitlines()) == 40
+
+
+def test_predictions_without_references(tmp_path, ready, monkeypatch):
+    """Lines are translated as in an evaluation."""
+    monkeypatch.chdir(tmp_path)
+    score = "mformer --evaluate --init {mformer} --test_text {pairs}/train --device cpu --out scored"
+    assert not call(filled(score, **ready), monkeypatch)
+    answer = "mformer --predict {pairs}/train.en --init {mformer} --device cpu --out answers"
+    assert not call(filled(answer, **ready), monkeypatch)
+    name = "translations.de"
+    assert (tmp_path / "scored" / name).read_text() == (tmp_path / "answers" / name).read_text()
+
+
+def test_images_of_ones_own(tmp_path, monkeypatch):
+    """Grey, of another size, with words as labels; a second training has other classes."""
+    monkeypatch.chdir(tmp_path)
+    for folder, words in (("one", ["cat", "dog", "öwl"]), ("two", [0, 7])):
+        (tmp_path / folder).mkdir()
+        for split in ("train", "test"):
+            labels = np.array(words)[np.arange(12) % len(words)]
+            pictures = np.random.default_rng(0).integers(0, 256, (12, 24, 24), np.uint8)
+            np.savez(tmp_path / folder / f"{split}.npz", images=pictures, labels=labels)
+    same = "--device cpu --batch 4 --accumulate 2 --steps 2 --held_out 2"
+    arch = "layers=1 hidden=16 ffn=16 heads=2 types=linear"
+    for command in (
+            f"mformer --train --images one --patch 8 --out a/run {same} --arch '{arch}'",
+            "mformer --evaluate --init a/run --device cpu --out score",
+            "mformer --predict one/test.npz --init a/run --device cpu",
+            f"mformer --train --images two --init a/run --out b {same}",
+            "mformer --predict two/test.npz --init b --device cpu --out answers"):
+        assert not call(command, monkeypatch)
+    predicted = (tmp_path / "a" / "test-predictions" / "classes.txt").read_text(encoding="utf-8")
+    assert predicted == (tmp_path / "score" / "classes.txt").read_text(encoding="utf-8")
+    assert {*predicted.split()} <= {"cat", "dog", "öwl"} and len(predicted.split()) == 12
+    settings = read_json(tmp_path / "a" / "run" / "config.json")["settings"]
+    assert (settings["image"], settings["classes"]) == (24, 3)
+    assert weights_of(tmp_path / "b")["head.weight"].shape == (1, 2, 16)
+    assert {*(tmp_path / "answers" / "classes.txt").read_text().split()} <= {"0", "7"}
 
 
 def test_a_training_ends_with_the_average_of_the_last_saves(tmp_path, monkeypatch, ready):

@@ -9,10 +9,13 @@ import shutil
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_runs import call, write
 from test_readme import PAGES, PAPERS, arguments, commands_of
+
+from data.images import load_cifar10
 
 MADE_BY = """
 path/to/prepared: data/prepare.py corpus --corpus path/to/texts --to path/to/prepared
@@ -37,6 +40,9 @@ runs/autotinybert-search-demo: autotinybert.py --search --speedup 7.2
 runs/mformer-search-cifar10-demo: mformer.py --search
 runs/mformer-train-cifar10-demo: mformer.py --train \
     --arch runs/mformer-search-cifar10-demo/best.json
+runs/mformer-search-wmt14-demo: mformer.py --task wmt14 --search
+runs/mformer-train-wmt14-demo: mformer.py --task wmt14 --train \
+    --arch runs/mformer-search-wmt14-demo/best.json
 """  # what a command starts from: the command that makes it
 MADE_BY = re.sub(r"\s*\\\n\s*", " ", MADE_BY).strip().split("\n")
 MADE_BY = dict(line.split(": ") for line in MADE_BY)
@@ -88,9 +94,14 @@ def home(tmp_path_factory, demo, ready):
         "path/to/race": ready["race"],
         "path/to/cifar10": demo["cifar10"],
         "my/glue": glue,
-        "my/pictures": demo["cifar10"],
     }.items():
         (home / name).symlink_to(source)
+    pictures, labels = load_cifar10(demo["cifar10"], "train")
+    arrays = {"images": pictures[:200].permute(0, 2, 3, 1)[:, :24, :24], "labels": labels[:200]}
+    (home / "my/pictures").mkdir()
+    for name in ("pictures/train", "pictures/test", "new"):
+        np.savez(home / f"my/{name}.npz", **arrays)
+    write(home / "my/new.en", "A dog runs.\nTwo men talk.\n")
     text = Path(demo["corpus"], "language.txt").read_text()[:20_000]
     for folder in ("path/to/texts", "my/texts", "texts/wiki", "texts/books"):
         write(home / folder / "1.txt", text)

@@ -1,11 +1,11 @@
-"""data/translation.py and data/cifar10.py: reading, errors, batches, BLEU."""
+"""data/translation.py and data/images.py: reading, errors, batches, BLEU."""
 import numpy as np
 import pytest
 from small_runs import write
 
 from common.cli import UserError
 from data import translation
-from data.cifar10 import load_cifar10
+from data.images import class_numbers, load_cifar10, pixel_statistics, read_npz
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -96,3 +96,37 @@ def test_cifar10(tmp_path):
     images, labels = load_cifar10(tmp_path, "train")
     assert labels.tolist() == [*records[:, 0]]
     assert images[25, 1, 2, 3] == records[25, 1 + 1024 + 2 * 32 + 3]  # planes: red, green, blue
+
+
+# --- images of one's own
+
+def test_grey_images_with_words(tmp_path):
+    generator = np.random.default_rng(0)
+    grey = generator.integers(0, 256, (5, 8, 8), np.uint8)
+    np.savez(tmp_path / "a.npz", images=grey, labels=["b", "a", "ö", "a", "b"])
+    images, labels = read_npz(tmp_path / "a.npz")
+    assert class_numbers(labels, ["a", "b", "ö"], "a.npz").tolist() == [1, 0, 2, 0, 1]
+    assert (images.numpy() == grey[:, None]).all() and images.shape == (5, 3, 8, 8)
+    mean, deviation = pixel_statistics(images)
+    assert mean == pytest.approx(3 * [grey.mean() / 255], abs=1e-4)
+    assert deviation == pytest.approx(3 * [grey.std() / 255], abs=1e-4)
+    with pytest.raises(UserError, match="'ö' is none of the training images' classes: a, b"):
+        class_numbers(labels, ["a", "b"], "a.npz")
+
+
+GREY = np.zeros((2, 8, 8), np.uint8)
+
+
+@pytest.mark.parametrize("arrays, message", [
+    (dict(images=GREY), "labels is not a file"),
+    (dict(images=GREY, labels=[1, 2, 3]), r"labels are int64 \(3,\) for 2 images"),
+    (dict(images=GREY, labels=[0.5, 1.0]), "labels are float64"),
+    (dict(images=GREY / 255, labels=[0, 1]), "images are float64"),
+    (dict(images=GREY[:, :4], labels=[0, 1]), r"images are uint8 \(2, 4, 8\)"),
+    (dict(images=np.zeros((2, 8, 8, 4), np.uint8), labels=[0, 1]), r"uint8 \(2, 8, 8, 4\)"),
+    (dict(images=GREY, labels=np.array(["a", None], object)), "allow_pickle"),
+])
+def test_unusable_npz_files_are_named(arrays, message, tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UserError, match=f"a.npz: .*{message}.*; np.savez writes it"):
+        read_npz(tmp_path / "a.npz")

@@ -1,0 +1,308 @@
+"""Images as tensors (CIFAR-10's binary version, or npz files of one's own), batches for training,
+and augmentation.
+
+    images, labels = load_cifar10("cifar-10-batches-bin", "train")  # (N, 3, 32, 32) uint8, (N,)
+    images, words = read_npz("my/train.npz")                        # (N, 3, H, H) uint8, (N,) str
+
+CIFAR-10: a record is one label byte and 3,072 pixel bytes: the red, the green and the blue plane of
+32 x 32. Training records are in data_batch_*.bin (all files, in the order of their names), test
+records in test_batch.bin.
+
+npz: a folder with train.npz and test.npz. Each has `images`, uint8 (n, h, h, 3) or (n, h, h) for
+grey images, and `labels` (n,), integers or words.
+"""
+import functools
+import math
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from common.cli import UserError
+from common.distributed import on_main, seed_of, send
+from common.files import existing, read_json, write_json
+
+LAYOUT = ("np.savez writes it, with images, uint8 (n, h, h, 3) or (n, h, h), and labels (n,), "
+          "integers or words: data/README.md")
+RECORD = 1 + 3 * 32 * 32  # bytes
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+def find_batches(folder, split):
+    """The files of "train" or "test"."""
+    pattern = "data_batch_*.bin" if split == "train" else "test_batch.bin"
+    files = sorted(Path(folder).glob(pattern))
+    if not files:
+        raise UserError(f"--cifar10 {folder}: there is no {pattern}, of CIFAR-10's binary version")
+    return files
+
+
+def read_records(path):
+    """(N, 3073) uint8 of one file."""
+    content = np.fromfile(path, dtype=np.uint8)
+    if not len(content) or len(content) % RECORD:
+        raise UserError(f"{path}: not a whole number of {RECORD}-byte records; fetch it again")
+    records = content.reshape(-1, RECORD)
+    if records[:, 0].max() > 9:
+        raise UserError(f"{path}: there are labels above 9; fetch it again")
+    return records
+
+
+def load_cifar10(folder, split):
+    """(images (N, 3, 32, 32) uint8, labels (N,) int64) of "train" or "test"."""
+    records = np.concatenate([read_records(path) for path in find_batches(folder, split)])
+    images = torch.from_numpy(records[:, 1:].reshape(-1, 3, 32, 32))
+    return images, torch.from_numpy(records[:, 0]).long()
+
+
+def read_npz(path, labelled=True):
+    """(images (N, 3, H, H) uint8, labels (N,) as integers or words) of an npz file of one's own;
+    labels are None where they are not asked for."""
+    try:
+        with np.load(existing(path, LAYOUT), allow_pickle=False) as file:
+            images = file["images"]
+            labels = file["labels"] if labelled else None
+    except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+        reason = str(error).splitlines()[0].strip("'")
+        raise UserError(f"{path}: cannot be read ({reason}); {LAYOUT}") from None
+    square = images.shape[1:2] == images.shape[2:3] and images.shape[3:] in ((), (3,))
+    if images.dtype != np.uint8 or images.ndim < 3 or not square or not images.size:
+        raise UserError(f"{path}: images are {images.dtype} {images.shape}; {LAYOUT}")
+    if labelled and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iuU"):
+        raise UserError(f"{path}: labels are {labels.dtype} {labels.shape} for {len(images)} "
+                        f"images; {LAYOUT}")
+    images = torch.from_numpy(images)
+    if images.ndim == 3:
+        return images[:, None].expand(-1, 3, -1, -1), labels
+    return images.permute(0, 3, 1, 2), labels
+
+
+def class_numbers(labels, classes, path):
+    """The numbers (N,) of labels in a list of classes. UserError where one is not in it."""
+    number = {name: index for index, name in enumerate(classes)}
+    labels = labels.astype(str).tolist()
+    unknown = [label for label in labels if label not in number]
+    if unknown:
+        raise UserError(f"{path}: the label {unknown[0]!r} is none of the training images' "
+                        f"classes: {', '.join(classes)[:200]}")
+    return torch.tensor([number[label] for label in labels])
+
+
+def find_images(flag, folder, split):
+    """The files of "train" or "test" behind a data flag, "cifar10" or "images"."""
+    if flag == "cifar10":
+        return find_batches(folder, split)
+    return [existing(Path(folder, f"{split}.npz"), LAYOUT)]
+
+
+def width_of(folder):
+    """The width of the training images of --images."""
+    images, _ = read_npz(Path(folder, "train.npz"))
+    return images.shape[-1]
+
+
+def read_classes(run):
+    """The classes that the network of a run folder knows."""
+    return read_json(Path(run, "images.json"), dict)["classes"]
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+class Pictures:
+    """Images for training, evaluation and prediction: the training images as bytes on the device,
+    --held_out of them for validation losses, an endless stream of batches, each a function of its
+    number and the seed, and the test images. images.json in the run folder has the classes, and the
+    mean and deviation of the pixels, which the network needs later on.
+    """
+    unit = "images"
+
+    def __init__(self, cfg, ranks, folder, training=True):
+        self.cfg = cfg
+        self.ranks = ranks
+        self.device = ranks.device
+        if training:
+            self.load_training()
+            on_main(ranks, write_json, Path(folder, "images.json"), self.spec)
+        else:
+            self.spec = read_json(Path(cfg.init, "images.json"), dict)
+        self.classes = self.spec["classes"]
+
+    def load_training(self):
+        cfg = self.cfg
+        if cfg.images:
+            path = Path(cfg.images, "train.npz")
+            images, labels = read_npz(path)
+            classes = [str(label) for label in np.unique(labels)]
+            if len(classes) < 2:
+                raise UserError(f"{path}: all labels are {classes[0]!r}; give images of at least "
+                                "two classes")
+            labels = class_numbers(labels, classes, path)
+            mean, deviation = pixel_statistics(images)
+        else:
+            images, labels = load_cifar10(cfg.cifar10, "train")
+            classes = [str(label) for label in range(10)]
+            mean, deviation = MEAN, DEVIATION
+        self.spec = {"classes": classes, "mean": mean, "deviation": deviation}
+        order = self.permutation(len(labels), "held out")
+        held = order[:cfg.held_out]
+        used = order[cfg.held_out:][:cfg.train_examples or None]
+        self.size = cfg.batch // cfg.accumulate
+        if len(used) < self.size:
+            raise UserError(f"--batch {cfg.batch}: a micro-batch has {self.size} images; "
+                            f"{len(used)} are left to train on (--held_out {cfg.held_out})")
+        self.images = images[used].to(self.device)
+        self.labels = labels[used].to(self.device)
+        self.held = images[held], labels[held]
+        self.num_held_out = len(held)
+
+    def facts(self):
+        """A line on the training images."""
+        width = self.images.shape[-1]
+        words = ", ".join(self.classes)
+        return (f"{self.cfg.images or self.cfg.cifar10}: {len(self.labels):,} training images of "
+                f"{width} x {width}, {len(self.classes)} classes ({words[:100]})")
+
+    def permutation(self, count, *key):
+        generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, *key))
+        return torch.randperm(count, generator=generator)
+
+    @functools.lru_cache(maxsize=1)
+    def order(self, epoch):
+        """The order of the images in an epoch, on the device."""
+        order, = send([self.permutation(len(self.labels), "order", epoch)], self.device)
+        return order
+
+    def batch(self, number):
+        """Micro-batch `number` of the stream of epochs: images (B, 3, I, I), labels (B,)."""
+        epoch, index = divmod(number, len(self.labels) // self.size)
+        chosen = self.order(epoch)[index * self.size:(index + 1) * self.size]
+        seed = seed_of(self.cfg.seed, "augment", number)
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            "images": augment(self.images[chosen], self.cfg, self.spec, generator),
+            "labels": self.labels[chosen],
+        }
+
+    def plain_batches(self, images, labels):
+        for batch in zip(images.split(500), labels.split(500)):
+            images, labels = send(batch, self.device)
+            yield {"images": plain_images(images, self.cfg, self.spec), "labels": labels}
+
+    @functools.cache
+    def held_batches(self):
+        """The held-out images, not augmented; made once (5,000 images of 224 pixels: 3 GB)."""
+        return list(self.plain_batches(*self.held))
+
+    def own_batches(self, images, labels):
+        """This process's part of images that are classified."""
+        own = [values.tensor_split(self.ranks.size)[self.ranks.rank] for values in (images, labels)]
+        return self.plain_batches(*own)
+
+    def load_test(self):
+        """(images, labels) of the test; in a dry run the first 64."""
+        count = 64 if self.cfg.dry_run else None
+        if self.cfg.images:
+            path = Path(self.cfg.images, "test.npz")
+            images, labels = read_npz(path)
+            labels = class_numbers(labels, self.classes, path)
+        else:
+            images, labels = load_cifar10(self.cfg.cifar10, "test")
+        return images[:count], labels[:count]
+
+
+# --- images as a network sees them ---------------------------------------------------------------
+
+MEAN = 0.4914, 0.4822, 0.4465  # of CIFAR-10's channels
+DEVIATION = 0.2470, 0.2435, 0.2616
+
+
+def pixel_statistics(images):
+    """(means, deviations) of the channels of images (N, 3, H, H) uint8 as pixels 0..1."""
+    counts = torch.zeros(3, 256, dtype=torch.float64)
+    for part in images.split(1000):
+        for channel, pixels in zip(counts, part.unbind(1)):
+            channel += torch.bincount(pixels.flatten(), minlength=256)
+    values = torch.arange(256) / 255
+    shares = counts / counts.sum(1, keepdim=True)
+    mean = shares @ values.double()
+    deviation = (shares @ values.double().square() - mean.square()).clamp(min=1e-6).sqrt()
+    # four digits, as CIFAR-10's are published
+    return [[round(value, 4) for value in numbers.tolist()] for numbers in (mean, deviation)]
+
+
+def normal_pixels(x, spec):
+    """Pixels 0..1 with mean 0 and deviation 1 a channel. (B, 3, *, *)"""
+    numbers = torch.tensor([spec["mean"], spec["deviation"]])
+    mean, deviation = send(numbers[..., None, None], x.device)
+    return (x - mean).div_(deviation)
+
+
+def resample(images, theta, size):
+    """Images (B, 3, H, H) uint8 under affine maps theta (B, 2, 3) as pixels 0..1
+    (B, 3, size, size), bicubic."""
+    grid = F.affine_grid(theta, (len(images), 3, size, size), align_corners=False)
+    pixels = F.grid_sample(images.float() / 255, grid, mode="bicubic", padding_mode="reflection",
+                           align_corners=False)
+    return pixels.clamp_(0, 1)
+
+
+def plain_images(images, cfg, spec):
+    """Images for evaluation. An enlarged image loses its rim: it is resized to 256 pixels, and the
+    middle 224 are taken."""
+    zoom = 224 / 256 if cfg.image > images.shape[-1] else 1.0
+    theta = torch.tensor([[zoom, 0, 0], [0, zoom, 0]], device=images.device)
+    pixels = resample(images, theta.expand(len(images), -1, -1), cfg.image)
+    return normal_pixels(pixels, spec)
+
+
+def augment(images, cfg, spec, generator):
+    """Images for training: crop, flip, rotation, shear and shift in one resampling; an erased box.
+    (B, 3, H, H) uint8 -> (B, 3, I, I). generator: draws everything, on the CPU, so that a GPU
+    sees the same images.
+
+    mformer.py's D20 says how it differs from the released code.
+    """
+    smallest, strength, erasing = cfg.augment
+
+    def draw(low, high):
+        return torch.empty(len(images)).uniform_(low, high, generator=generator)
+
+    area = draw(smallest, 1)
+    ratio = draw(math.log(3 / 4), math.log(4 / 3)).exp()
+    width = height = area  # the whole image
+    if smallest < 1:
+        width = (area * ratio).sqrt().clamp(max=1)
+        height = (area / ratio).sqrt().clamp(max=1)
+    turn = strength * draw(-math.pi / 6, math.pi / 6)
+    shear = strength * draw(-0.3, 0.3)
+    flip = draw(-1, 1).sign()
+    across = (1 - width) * draw(-1, 1) + strength * draw(-0.2, 0.2)
+    down = (1 - height) * draw(-1, 1) + strength * draw(-0.2, 0.2)
+    theta = torch.stack([
+        flip * width * turn.cos(), height * (shear - turn.sin()), across,
+        flip * width * turn.sin(), height * turn.cos(), down,
+    ], 1)
+    (theta,) = send([theta.view(-1, 2, 3)], images.device)
+    pixels = normal_pixels(resample(images, theta, cfg.image), spec)
+    return erase(pixels, erasing, generator)
+
+
+def erase(x, chance, generator):
+    """Fill a box of 2% to 33% of an image with noise, with this chance, in place.
+    x (B, 3, I, I)"""
+    size = x.shape[-1]
+    draws = torch.rand(len(x), 5, generator=generator).tolist()
+    for image, (chosen, top, left, area, ratio) in zip(x, draws):
+        if chosen < chance:
+            area = size * size * (0.02 + area * (1 / 3 - 0.02))
+            ratio = 3.3 ** (2 * ratio - 1)  # of height and width
+            height = min(size, round(math.sqrt(area * ratio)))
+            width = min(size, round(math.sqrt(area / ratio)))
+            top = round(top * (size - height))
+            left = round(left * (size - width))
+            box = image[:, top:top + height, left:left + width]
+            box.copy_(torch.randn(box.shape, generator=generator))
+    return x
