@@ -1806,6 +1806,9 @@ def open_run(cfg, command, ranks):
         names = ("images",) if cfg.images else ("cifar10",)
     given = [name for name in names if getattr(cfg, name)]  # some translations may lack a part
     inputs = find_inputs(cfg, command, ranks, given or names, models=MODELS)
+    if cfg.images and not cfg.init and "image" not in command.given:
+        inputs.flags["image"] = on_main(ranks, width_of, cfg.images)
+        check_patches(inputs.flags["image"], cfg.patch)
     run = RunFolder(
         cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
     return run, inputs
@@ -1815,9 +1818,6 @@ def open_data(cfg, inputs, run, training=True):
     """(the settings with the paths of the data and what follows from the data, the data: Pictures
     or Translations)."""
     cfg = dataclasses.replace(cfg, **inputs.flags)
-    if cfg.images and not cfg.init and "image" not in run.command.given:
-        cfg = dataclasses.replace(cfg, image=on_main(run.ranks, width_of, cfg.images))
-        check_patches(cfg)
     reader = Pictures if cfg.task == "cifar10" else Translations
     data = reader(cfg, run.ranks, run.folder, training)
     if cfg.task == "wmt14":
@@ -1967,11 +1967,11 @@ ACTIONS = {
 }
 
 
-def check_patches(cfg):
+def check_patches(image, patch):
     """UserError where patches do not fill an image."""
-    if cfg.image % cfg.patch:
-        raise UserError(f"--image {cfg.image}: it is no multiple of --patch {cfg.patch}; give "
-                        "another --patch, or an --image to which the images are resampled")
+    if image % patch:
+        raise UserError(f"--image {image}: it is no multiple of --patch {patch}; give another "
+                        "--patch, or an --image to which the images are resampled")
 
 
 def check(cfg, command):
@@ -1981,7 +1981,7 @@ def check(cfg, command):
         if name in command.given:
             raise UserError(f"--{name}: --task {other} reads it; give that too, or leave it out")
     if cfg.task == "cifar10" and not (cfg.images and "image" not in command.given):
-        check_patches(cfg)
+        check_patches(cfg.image, cfg.patch)
     if cfg.images and cfg.cifar10:
         raise UserError("--images, --cifar10: two sets of images; leave one out")
     if "classes" in command.given and command.action != "describe":

@@ -95,13 +95,25 @@ def find_images(flag, folder, split):
     """The files of "train" or "test" behind a data flag, "cifar10" or "images"."""
     if flag == "cifar10":
         return find_batches(folder, split)
-    return [existing(Path(folder, f"{split}.npz"), LAYOUT)]
+    path = Path(folder, f"{split}.npz")
+    read_npz(path)  # a mistake is found before a run folder is made
+    return [path]
+
+
+def read_training(folder):
+    """(images, class numbers, classes) of the training images of --images."""
+    path = Path(folder, "train.npz")
+    images, labels = read_npz(path)
+    classes = [str(label) for label in np.unique(labels)]
+    if len(classes) < 2:
+        raise UserError(f"{path}: all labels are {classes[0]!r}; give images of at least two "
+                        "classes")
+    return images, class_numbers(labels, classes, path), classes
 
 
 def width_of(folder):
     """The width of the training images of --images."""
-    images, _ = read_npz(Path(folder, "train.npz"))
-    return images.shape[-1]
+    return read_training(folder)[0].shape[-1]
 
 
 def read_classes(run):
@@ -133,13 +145,7 @@ class Pictures:
     def load_training(self):
         cfg = self.cfg
         if cfg.images:
-            path = Path(cfg.images, "train.npz")
-            images, labels = read_npz(path)
-            classes = [str(label) for label in np.unique(labels)]
-            if len(classes) < 2:
-                raise UserError(f"{path}: all labels are {classes[0]!r}; give images of at least "
-                                "two classes")
-            labels = class_numbers(labels, classes, path)
+            images, labels, classes = read_training(cfg.images)
             mean, deviation = pixel_statistics(images)
         else:
             images, labels = load_cifar10(cfg.cifar10, "train")
