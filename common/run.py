@@ -38,7 +38,8 @@ WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json",
           "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",
           "spiece.model", "vocab.txt", "tokenizer_config.json", "tensorboard")
 # what a command makes before it computes anything
-MADE_FIRST = {"corpus", "spiece.model", "vocab.txt", "tokenizer_config.json", "text", "valid"}
+MADE_FIRST = {"corpus", "spiece.model", "vocab.txt", "tokenizer_config.json", "text", "valid",
+              "images.json"}
 
 
 # Run folders

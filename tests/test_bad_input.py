@@ -130,7 +130,6 @@ TABLE = [
      put("train.npz", b"PK\3\4")),
     ("mformer --predict {here}/x.en", "--init is missing"),
     ("mformer --predict {here}/x.en --init {mformer}", "x.en: no such file"),
-    ("mformer --predict {here}/x.en --init {mformer} --out {here}", "choose another folder"),
     (TUNED.replace("{albert}", "{tuned}"), "name one of its models"),
     (INIT, "safetensors", copy("hf", edit("model.safetensors", half))),
     (INIT, "lacks & hidden_size", copy("hf", put("config.json", {"vocab_size": 300}))),
