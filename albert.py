@@ -1328,10 +1328,10 @@ def finetune(cfg, command):
         if cfg.ensemble and cfg.init:
             raise UserError("--ensemble trains nothing; leave --init out")
         for path in cfg.ensemble:
-            existing(Path(path) / names[0] / "predictions.pt",
+            existing(Path(f"{path}/{names[0]}/predictions.pt"),
                      f"--ensemble takes runs of --finetune {command.value}")
         if cfg.ensemble:
-            tokenizer = str(Path(cfg.ensemble[0]) / names[0])
+            tokenizer = f"{cfg.ensemble[0]}/{names[0]}"
             cfg = dataclasses.replace(cfg, tokenizer=tokenizer)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)

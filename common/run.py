@@ -92,7 +92,7 @@ class RunFolder:
 
     def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=()):
         self.command = command
-        self.writes = writes
+        self.writes = tuple(map(str, writes))  # pathlib takes no subclass of str
         self.folder = Path(cfg.out)
         self.ranks = ranks
         self.began = time.time()

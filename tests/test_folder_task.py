@@ -114,6 +114,10 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
     assert "macro_f1" in printed
     assert read_json(tmp_path / "run/done.json")["tasks"]["reviews"]["headline"] == "accuracy"
     assert not call(next_command(printed), monkeypatch)
+    assert not call(filled(f"{tune} --restart", **ready), monkeypatch)
+    if program == "albert":
+        together = "albert --finetune reviews --ensemble run --out mean --device cpu"
+        assert not call(together, monkeypatch)
     assert not call(f"{program} --predict new.csv --init run/reviews", monkeypatch)
     lines = (tmp_path / "run/reviews-predictions/new/test.tsv").read_text().split()[2:]
     assert {*lines[1::2]} <= {"angry", "meh", "pleased"}

@@ -36,6 +36,10 @@ runs/autobert_zero-search-base: autobert_zero.py --search --preset base \
     --corpus path/to/prepared --glue path/to/glue
 runs/autobert_zero-search-demo: autobert_zero.py --search
 runs/autobert_zero-pretrain-demo: autobert_zero.py --pretrain --corpus my/texts --arch bert
+runs/autobert_zero-finetune-demo/reviews: autobert_zero.py --finetune my/reviews \
+    --init runs/autobert_zero-pretrain-demo
+runs/albert-finetune-base/reviews: albert.py --finetune my/reviews --preset base \
+    --init path/to/albert-base-v2
 runs/autotinybert-search-demo: autotinybert.py --search --speedup 7.2
 runs/mformer-search-cifar10-demo: mformer.py --search
 runs/mformer-train-cifar10-demo: mformer.py --train \
@@ -102,6 +106,8 @@ def home(tmp_path_factory, demo, ready):
     for name in ("pictures/train", "pictures/test", "new"):
         np.savez(home / f"my/{name}.npz", **arrays)
     write(home / "my/new.en", "A dog runs.\nTwo men talk.\n")
+    for name in ("train", "dev"):
+        write(home / f"my/reviews/{name}.csv", "review,label\n" + "Good,1\nBad,x\n" * 20)
     text = Path(demo["corpus"], "language.txt").read_text()[:20_000]
     for folder in ("path/to/texts", "my/texts", "texts/wiki", "texts/books"):
         write(home / folder / "1.txt", text)
