@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import autobert_zero as abz
-from tests.claims import search_replay, search_table
+from tests.claims import autobert_zero, search_replay, search_table
 from tests.claims.search_replay import KERNELS, OURS, PRINTED, SIZE
 
 BERT = KERNELS + search_table.ATTENTIONS.index(abz.BERT_ATTENTION)
@@ -116,6 +116,20 @@ def test_a_packed_table_comes_back():
         expected = search_table.scores_of(lines, task)
         assert expected[3, 4] == scores[3 * SIZE + 4].tolist()
         assert (0, 1) not in expected and len(expected) == SIZE * SIZE - 1
+
+
+def test_the_record_of_replays_answers_its_claims(table, monkeypatch):
+    monkeypatch.setattr(search_replay, "SEEDS", 3)
+    monkeypatch.setattr(search_replay, "VARIANT_SEEDS", 1)
+    shape = {"population": 4, "parents": 2, "children": 2}
+    monkeypatch.setattr(search_replay, "SHAPES", {"100": (50, shape), "775": (50, shape)})
+    scores = {"MNLI": table, "SST-2": table}
+    record = search_replay.report(scores, search_replay.run_experiments(scores, jobs=1))
+    for claim in autobert_zero.replay.claims:
+        assert {measured.n for measured in record["intervals"][claim.name].values()} == {3}
+    assert len(record["variants"]["MNLI, up to 100"]) == len(search_replay.VARIANTS) + 2
+    best = [*record["curves"]["MNLI, up to 100"]["OP-NAS"].values()]
+    assert best[0] < best[-1]
 
 
 @pytest.mark.slow

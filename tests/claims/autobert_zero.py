@@ -1,4 +1,5 @@
 """Studies of AutoBERT-Zero: python -m tests.claims.autobert_zero NAME (study.py says how)."""
+import argparse
 import json
 import statistics
 from itertools import product
@@ -14,7 +15,10 @@ from common.cli import Command
 from common.distributed import peak_memory
 from common.tokenization import load_tokenizer
 from data.demo import make_demo
+from data.text import make_corpus
+from tests.claims import search_replay, search_table
 from tests.claims.pictures import dots, lines
+from tests.claims.search_tasks import write_tasks
 from tests.claims.study import (
     ROOT, Claim, bootstrap, counted, in_turns, kendall, main, read, run_all, run_name, study)
 
@@ -399,6 +403,63 @@ def latency(options):
     for name, times in in_turns(calls, 20).items():
         values[name] = [ms / 1000 for ms in times]
     return {"values": values}
+
+
+@study(
+    "5 core-hours",
+    Claim("table-reliability", "One training of a candidate ranks the networks of a closed space",
+          "our question", least=0.7))
+def table(options):
+    """All networks of two layers in a closed space (search_table.py), each trained as a candidate
+    of the demo's search with some seeds, on two graded tasks (search_tasks.py). The intervals are
+    those of the reliability of one training, ICC(1,1), by a bootstrap over networks. "facts" has
+    the distribution, the best networks, where BERT and the hybrid stand, and what each layer is
+    worth. `--minutes N` ends earlier; the same command continues."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--minutes", type=float, default=1e6)
+    minutes = parser.parse_args(options.flags).minutes
+    folder = options.runs / "table"
+    if minutes:
+        corpus = folder / "corpus"
+        if not (corpus / "meta.json").exists():
+            text = make_demo(ROOT / "data" / "demo")["corpus"]
+            make_corpus((text,), corpus, abz.PRESETS["demo"]["vocab_size"], "", workers=1)
+        tasks = write_tasks(folder / "tasks")
+        search_table.train_table(folder / "table.jsonl", corpus, tasks, options.jobs, minutes)
+    lines = search_table.read_lines(folder / "table.jsonl")
+    facts = {}
+    intervals = {}
+    for task in search_table.TASKS:
+        scores = search_table.scores_of(lines, task)
+        facts[task] = search_table.rounded(search_table.describe(scores))
+        intervals[f"ICC, {task}"] = bootstrap(search_table.reliability_of, *zip(*scores.values()))
+    return {
+        "values": {task: each["quantiles"] for task, each in facts.items()},
+        "intervals": {"table-reliability": intervals},
+        "facts": facts,
+        "layers": search_table.LAYERS,
+        "scores": search_table.pack(lines),
+    }
+
+
+@study(
+    "10 core-minutes after `table`",
+    Claim("replay-random", "OP-NAS finds better networks than random search",
+          "curves (Figure 6)"),
+    Claim("replay-evolution", "OP-NAS finds better networks than an evolution with uniform "
+          "mutations", "curves (Figure 6)"),
+    Claim("replay-printed", "Our changes of Eq. 3 (D8, D9) find better networks than the "
+          "printed rule", "our question"),
+    picture=lines("candidates", "true score of the five best, MNLI, up to 775"))
+def replay(options):
+    """Searches of 1,000 seeds, replayed on the record of `table` (search_replay.py). A search sees
+    the scores of one training seed; what it found is judged by the others. The intervals are those
+    of the difference in the mean true score of the five best, paired over searches, given the
+    table. "curves" has the true scores of the best and of the five best; "variants" one change each
+    of OP-NAS, of 200 seeds."""
+    record = read(options.results / "table.json")
+    scores = search_table.unpack(record["scores"])
+    return search_replay.report(scores, search_replay.run_experiments(scores, options.jobs))
 
 
 if __name__ == "__main__":
