@@ -724,9 +724,10 @@ class Lamb(torch.optim.Optimizer):
 
 
 def schedule(step, steps, warmup):
-    """Fraction of the peak learning rate at a step, counted from 0: a linear warm-up, then a linear
-    decay that counts from step 0, so the rate drops between them (official code)."""
-    return step / warmup if step < warmup else 1 - step / steps
+    """Fraction of the peak learning rate at a step, counted from 0: linear up over warmup x steps,
+    then a linear decay that counts from step 0, so the rate drops between them (official code)."""
+    rise = round(warmup * steps)
+    return step / rise if step < rise else 1 - step / steps
 
 
 def learning_rate(step, cfg):
@@ -734,7 +735,7 @@ def learning_rate(step, cfg):
     # D19: the learning rate is scaled with the square root of the batch size (You et al.); the
     # paper has batches of 4,096 alone
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)
-    return peak * schedule(step, cfg.steps, round(cfg.warmup * cfg.steps))
+    return peak * schedule(step, cfg.steps, cfg.warmup)
 
 
 def cut_segments(corpus, cfg, objective, number, size):
@@ -752,7 +753,7 @@ def cut_segments(corpus, cfg, objective, number, size):
 def language_batch(segments, tokenizer, cfg, objective, seed_number, device):
     """Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,) unless there is
     no padding, masked_positions and their labels (B, M), order_labels (B,). Labels are -100 where
-    there is nothing to predict. seed_number: no two batches of an objective have the same."""
+    there is nothing to predict. seed_number: no two training batches have the same."""
     seed = seed_of(cfg.seed, "mask", objective, seed_number)
     generator = torch.Generator().manual_seed(seed)
     ids, token_type_ids, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
@@ -817,7 +818,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
     """One step on this process's micro-batches. Returns {name: tensor ()}, whose means over the
     processes are both losses, the fraction of sequences with an order and the gradient norm."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
-    totals = totals / ranks.size  # since gradients are averaged over the processes
+    totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
     losses = torch.zeros(2, device=ranks.device)
     for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         seed_everything(cfg.seed, "pretrain", step, micro)  # dropout
@@ -1241,10 +1242,9 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
         task.recipe.lr,
         weight_decay=cfg.weight_decay,
         adapt=False)
-    warmup = round(task.recipe.warmup * task.steps)
 
     def rate(step):
-        return task.recipe.lr * schedule(step, task.steps, warmup)
+        return task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
 
     # D7*: whole epochs are shuffled, examples of like length together; the official code shuffles a
     # buffer of 100 examples

@@ -1724,7 +1724,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
-    return {"mlm_loss": losses[0], "order_loss": losses[1], "norm": norm}
+    return {"mlm_loss": losses[0], "nsp_loss": losses[1], "norm": norm}
 
 
 def train_language_model(model, data, cfg, run):
@@ -1751,13 +1751,13 @@ def train_language_model(model, data, cfg, run):
         done = step + 1
         stop, save, log = pace(done)
         dev = {}
-        if done % cfg.save_every == 0 and done < cfg.steps:
+        if pace.planned(done) and done < cfg.steps:
             # evaluated before it is saved: a resumed run repeats it
             dev = evaluate_language_model(model, data, cfg, ranks)
         if log:
             values = means.take(done)
             speed = values["tokens_per_second"]
-            loss = values["mlm_loss"] + values["order_loss"]
+            loss = values["mlm_loss"] + values["nsp_loss"]
             run.log("pretrain", done, loss=loss, lr=rate, dev=dev, **values)
             bar.set_postfix(loss=loss, tok_s=speed)
         if save:

@@ -1619,10 +1619,10 @@ def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
     """One step on this process's micro-batches. arch: the sub-net of a super-net, or None. Returns
     {name: tensor ()}, whose means over the processes are the loss and the gradient norm."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (1,) of all processes
-    totals = totals / ranks.size  # since gradients are averaged over the processes
+    totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
     losses = torch.zeros(1, device=ranks.device)
-    for number, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
-        seed_everything(cfg.seed, "train", step, number)  # dropout
+    for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
+        seed_everything(cfg.seed, "train", step, micro)  # dropout
         last = batch is batches[-1]
         with no_sync_until(network, ranks, last):
             loss = summed_losses(network, batch, cfg, arch) / totals
@@ -1953,12 +1953,12 @@ def describe(cfg, command):
         "flops_counting": model_flops.__doc__,
         "arch": cfg.arch,
         **training_cost(cfg, total, flops, activations, logits, cfg.steps, examples),
-    }))
+    }, indent=2))
 
 
 ACTIONS = {
     "search": (search, "super-net, rankers, pruning, evolution: finds an architecture"),
-    "train": (train, "train an architecture from scratch"),
+    "train": (train, "train an architecture from scratch, or from the weights of --init"),
     "evaluate": (evaluate, "score a trained network on the test data"),
     "predict": (
         predict, "classify the images of an npz file, or translate the lines of a text file, with "
