@@ -9,9 +9,9 @@ segments in their original order or swapped?
 Run:     python albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 \\
              --steps 4500 --out runs/16
            masked words alone, in short sequences: about a minute on one core
-         python albert.py --pretrain --init runs/16 --out runs/64
+         python albert.py --pretrain --init runs/16 --length 128 --steps 2500 --out runs/128
            with sentence order: four more minutes
-         python albert.py --finetune MNLI,RTE,MRPC --init runs/64
+         python albert.py --finetune MNLI,RTE,MRPC --init runs/128
            scores, each next to its majority baseline
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 \\
              --corpus TEXTS

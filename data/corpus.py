@@ -111,12 +111,15 @@ class Corpus:
             raise UserError(f"{path}: missing or cut short; delete the folder and prepare it again")
         return np.memmap(path, dtype, "r").view(np.ndarray)
 
-    def summary(self):
-        """The counts of the whole corpus in words."""
+    def summary(self, held_out=0, hint=True):
+        """The counts of the whole corpus in words. held_out: documents of it. hint: whether to say
+        what helps where documents are short."""
         counts = ", ".join(f"{self.meta[name]:,} {name}" for name in NAMES)
         median = float(np.median(np.diff(self.documents)))
         line = f"{counts} (median of {median:g} sentences)"
-        if median < FEW_SENTENCES:
+        if held_out:
+            line += f", {held_out:,} documents held out"
+        if hint and median < FEW_SENTENCES:
             line += ("; hint: short documents leave little context; if each file or line is one, "
                      "data/prepare.py corpus --documents file|line")
         return line

@@ -63,7 +63,8 @@ def open_corpus(cfg, command, ranks, folder):
     """The text and the vocabulary of cfg.corpus, as Data. Token files that are not prepared are
     made in the run folder, where --init looks for the tokenizer."""
     tokenizer, train, dev = open_text(cfg, ranks, folder)
-    print0(ranks, f"{' '.join(cfg.corpus)}: held out {len(dev.ids):,} of {train.summary()}")
+    summary = train.summary(len(dev.ids), hint=not is_demo(cfg.corpus))
+    print0(ranks, f"{' '.join(cfg.corpus)}: {summary}")
     check_tokenizer(cfg, command, ranks, tokenizer)
     on_main(ranks, tokenizer.save, folder)
     return Data(ranks.device, tokenizer, train, dev)
