@@ -1178,6 +1178,8 @@ def start_model(source, arch, data, cfg, ranks):
         weights = without_padding(source.weights, vocab_size)
         loaded = hf_models.fill(model, weights, source.path)
         if data.train or data.tasks:  # an export prints what it ignores
+            if source.settings.get("length"):
+                loaded += f"; trained on sequences of {source.settings['length']} tokens"
             print0(ranks, loaded)
     else:
         seed_everything(cfg.seed, "weights", arch)

@@ -21,9 +21,10 @@ from collections import ChainMap, Counter
 import numpy as np
 import torch
 
-from common.cli import UserError
+from common.cli import Stop, UserError
 from common.files import existing, write_json
-from common.distributed import gather, on_main, print0, progress, seed_of, send
+from common.distributed import (
+    gather, on_main, print0, progress, seed_of, send, stop_requested)
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
@@ -102,6 +103,8 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest):
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(folder / f"{side}.bin", "wb")) for side in SIDES]
         while block := [*itertools.islice(pairs, BLOCK)]:
+            if stop_requested():
+                raise Stop
             encoded = map(tokenizer.encode_batch, zip(*block))
             kept = [pair for pair in zip(*encoded) if all(1 <= len(ids) <= longest for ids in pair)]
             for file, counts, side in zip(files, lengths, zip(*kept)):
@@ -277,6 +280,8 @@ class Translations:
             for i, (ids, _) in zip(batch.tolist(), search(*send(inputs, self.device))):
                 own[i] = self.tokenizer.decode(ids)
             bar.update(self.ranks.size)
+            if stop_requested():
+                raise Stop
         bar.close()
         translations = ChainMap(*gather(self.ranks, own))
         return [translations.get(i, "") for i in range(len(lines))]
