@@ -1100,11 +1100,9 @@ def resolve(cfg, command, ranks, source):
         check_shape(cfg)
     except ValueError as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
-    longest = cfg.finetune_length or 0
-    if command.action in ("pretrain", "describe"):
-        longest = cfg.length
+    flag = "length" if command.action in ("pretrain", "describe") else "finetune_length"
+    longest = getattr(cfg, flag) or 0
     if longest > cfg.positions:
-        flag = "length" if longest == cfg.length else "finetune_length"
         fix = f"choose a --{flag} of at most {cfg.positions}"
         if not source:
             fix += f", or --positions {longest}"

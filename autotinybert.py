@@ -986,6 +986,8 @@ def train_language_model(model, data, cfg, run, folder):
         return checkpoint.remove()
     folder.mkdir(parents=True, exist_ok=True)
     begin = checkpoint.restore().get("step", 0)
+    parameters = sum(value.numel() for value in model.parameters())
+    print0(ranks, f"{folder.name}: {parameters:,} parameters, {cfg.steps} steps")
     pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
     means = Means(ranks)
     bar = progress(ranks, cfg.steps, folder.name, begin)

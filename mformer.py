@@ -1256,7 +1256,7 @@ def summed_losses(network, batch, cfg, arch=None, smoothing=SMOOTHING):
     """The label-smoothed cross-entropy of a batch (1,), summed over its labels. arch: a sub-net of
     a super-net, or None."""
     with autocast(cfg.dtype, batch["labels"].device):
-        logits = network(batch, arch)  # (B, 10), or (B, T, V)
+        logits = network(batch, arch)  # (B, classes), or (B, T, V)
     logits = logits.flatten(0, -2).float()
     return F.cross_entropy(
         logits, batch["labels"].flatten(), label_smoothing=smoothing, reduction="sum")[None]

@@ -166,8 +166,8 @@ def make_parser(config_class, presets, preset, actions, description):
 
 
 def parse(config_class, presets, actions, description, argv=None):
-    """Parse a paper file's command line: (Command, config), or (None, None) without an action, after
-    printing the help. A mistake ends the program in one line, exit status 2."""
+    """Parse a paper file's command line: (Command, config), or (None, None) without an action,
+    after printing the help. A mistake ends the program in one line, exit status 2."""
     names = [name for name in presets if name != "dry_run"]
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default=PRESET, choices=names)

@@ -43,8 +43,8 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 # --- files ---------------------------------------------------------------------------------------
 
 def read_weights(folder):
-    """{name: tensor} of the model.safetensors or pytorch_model.bin in a folder, or of the parts that
-    its index names."""
+    """{name: tensor} of the model.safetensors or pytorch_model.bin in a folder, or of the parts
+    that its index names."""
     readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": load_file}
     for name, read in readers.items():
         index = Path(folder) / f"{name}.index.json"

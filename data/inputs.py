@@ -229,6 +229,6 @@ def check_vocabulary(folder, tokenizer):
     if any((folder / name).is_file() for name in ("spiece.model", "vocab.txt", FAST)):
         own = load_tokenizer(folder)
         if (own.names, own.rules) != (tokenizer.names, tokenizer.rules):
-            raise UserError(f"{tokenizer.path}: other tokens, case or accents than in {own.path}; a "
-                            "model, its teacher and the corpus share one vocabulary: leave "
+            raise UserError(f"{tokenizer.path}: other tokens, case or accents than in {own.path}; "
+                            "a model, its teacher and the corpus share one vocabulary: leave "
                             "--tokenizer out, and give the text itself as --corpus")

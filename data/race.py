@@ -111,8 +111,8 @@ def features(questions, tokenizer, max_length):
             # views of one array
             pairs[-1].append((passages[question.passage][:room - len(ids)], ids))
     empty = sum(not len(passage) for four in pairs for passage, _ in four)
-    message = (f"in {empty} of {len(pairs) * len(LETTERS)} inputs of RACE question and option leave "
-               f"no room for the passage; raise --finetune_length {max_length}")
+    message = (f"in {empty} of {len(pairs) * len(LETTERS)} inputs of RACE question and option "
+               f"leave no room for the passage; raise --finetune_length {max_length}")
     if empty == len(pairs) * len(LETTERS):
         raise UserError(message)
     if empty:

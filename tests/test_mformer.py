@@ -533,7 +533,8 @@ def test_a_translator_is_trained_on_and_scored(tmp_path, ready, monkeypatch):
 def test_predictions_without_references(tmp_path, ready, monkeypatch):
     """Lines are translated as in an evaluation."""
     monkeypatch.chdir(tmp_path)
-    score = "mformer --evaluate --init {mformer} --test_text {pairs}/train --device cpu --out scored"
+    score = (
+        "mformer --evaluate --init {mformer} --test_text {pairs}/train --device cpu --out scored")
     assert not call(filled(score, **ready), monkeypatch)
     answer = "mformer --predict {pairs}/train.en --init {mformer} --device cpu --out answers"
     assert not call(filled(answer, **ready), monkeypatch)

@@ -121,7 +121,8 @@ def test_offsets_agree_with_encode(kinds, raw):
 
 RULED = [  # accents, Chinese, ß, a dotted capital I
     "müsste", "Müßiggang", "Café naïve", "cafe\u0301", "中国 the man", "the中国man", "İstanbul", "ÆØ",
-    "Straße", "ÀÉÎ", "the cafe", "UN-affable", "国", "mask 2011", "naïve中", "ı İ i I", "ﬁnd", "a1 b.",
+    "Straße", "ÀÉÎ", "the cafe", "UN-affable", "国", "mask 2011", "naïve中", "ı İ i I", "ﬁnd",
+    "a1 b.",
     "[ ]", "\u0301"]
 
 
