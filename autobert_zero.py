@@ -7,7 +7,7 @@ whose mutations follow the scores of the operations so far (OP-NAS) proposes can
 that shares weights (BIWS) makes each candidate cheap to evaluate.
 
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
-         torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 2 to 3 minutes
+         torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, 2 to 5 minutes
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
 Tour:    follow the map row by row: kinds of layers, how they run and share weights, the search.
          Skip the text form, find_softmax_attention, the edits and fine-tuning at first.

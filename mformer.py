@@ -1648,7 +1648,7 @@ def train_supernet(model, space, data, cfg, run):
     The host waits for a GPU only where it logs or saves."""
     ranks = run.ranks
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-    if checkpoint.restore().get("trained"):
+    if checkpoint.restore().get("trained"):  # the model alone, without an optimizer
         return
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
     begin = checkpoint.restore().get("step", 0)
@@ -1688,7 +1688,7 @@ def train_network(model, data, cfg, run):
     (Sec. 4.1.4). The host waits for a GPU only where it logs, evaluates or saves."""
     ranks = run.ranks
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-    if checkpoint.restore().get("trained"):
+    if checkpoint.restore().get("trained"):  # the model alone, without an optimizer
         return
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
     average = checkpoint.owned["average"] = AveragedModel(model)

@@ -5,6 +5,7 @@ import io
 import sys
 
 import pytest
+import torch._dynamo
 from small_runs import ALONE
 
 from common import cli, distributed
@@ -79,6 +80,18 @@ def test_output_survives_an_encoding_without_a_character_and_a_closed_stream(mon
     assert not end.value.code
     assert ascii_only.buffer.getvalue() == b"runs/\\xe9\n"
     print("dropped", file=sys.stderr, flush=True)
+
+
+def test_a_failure_of_the_compiler_is_one_line(capsys):
+    def fail(config, command):
+        raise torch._dynamo.exc.BackendCompilerFailed(print, RuntimeError("no C++ compiler"), None)
+
+    actions = {"train": (fail, "train")}
+    with pytest.raises(SystemExit) as error:
+        cli.run(lambda: cli.start(Config, PRESETS, actions, "a test", argv=["--train"]))
+    assert error.value.code == 2
+    printed = capsys.readouterr().err
+    assert "--compile failed" in printed and printed.count("\n") == 1
 
 
 TRAINING = [
