@@ -662,7 +662,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     from common.distributed import (
         Means, Pace, autocast, fit_accumulate, launch, layer_activations, micro_batch_numbers, move,
         no_sync_until, on_main, prefetch, prepare_model, print0, print_device_use, progress,
-        reduce_mean, seed_everything, seed_of, send, set_rate, total_over, training_cost)
+        reduce_mean, seed_everything, seed_of, send, set_rate, show, total_over, training_cost)
     from common.finetune import (
         Recipe, Tuning, answer_file, data_flags, finetune_job, open_file, open_task, parse_tasks,
         predict, print_summary, run_jobs, summarise, write_outputs)
@@ -885,7 +885,7 @@ def train_language_model(model, data, cfg, run):
         if log:
             values = logged(means.take(done))
             run.log("pretrain", done, lr=rate, dev=dev, **values)
-            bar.set_postfix(loss=values["loss"], tok_s=values["tokens_per_second"])
+            show(bar, loss=values["loss"], tok_s=values["tokens_per_second"])
         if save:
             checkpoint.save(step=done)
         if stop:

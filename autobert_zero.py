@@ -1226,7 +1226,7 @@ def train_candidate(model, data, cfg, checkpoint, number):
     means = Means(alone)
     made = prefetch(training_batches(data, cfg, alone, begin, number), data.device)
     model.train()
-    for step, batches in enumerate(made, begin):
+    for step, batches in zip(job_progress(range(begin, cfg.steps), "pretrain"), made):
         set_rate(optimizer, learning_rate(step, cfg))
         means.add(train_step(step, network, optimizer, batches, cfg, alone, number), tokens=0)
         stop, save, log = pace(step + 1)
@@ -1593,10 +1593,10 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from common.run import (
         Checkpoint, RunFolder, keep_model, load_weights, read_run, settings_from, share_out)
     from common.distributed import (
-        Means, Pace, Ranks, autocast, fit_accumulate, gather, launch, layer_activations,
-        micro_batch_numbers, move, no_sync_until, on_main, prefetch, prepare_model, print0,
-        print_device_use, progress, reduce_mean, seed_everything, seed_of, send, set_rate, to_host,
-        total_over, training_cost)
+        Means, Pace, Ranks, autocast, fit_accumulate, gather, job_progress, launch,
+        layer_activations, micro_batch_numbers, move, no_sync_until, on_main, prefetch,
+        prepare_model, print0, print_device_use, progress, reduce_mean, seed_everything, seed_of,
+        send, set_rate, show, to_host, total_over, training_cost)
     from common.finetune import (
         LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
         open_task, parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
@@ -1759,7 +1759,7 @@ def train_language_model(model, data, cfg, run):
             speed = values["tokens_per_second"]
             loss = values["mlm_loss"] + values["nsp_loss"]
             run.log("pretrain", done, loss=loss, lr=rate, dev=dev, **values)
-            bar.set_postfix(loss=loss, tok_s=speed)
+            show(bar, loss=loss, tok_s=speed)
         if save:
             checkpoint.save(step=done)
         if stop:

@@ -804,7 +804,7 @@ if (Path(__file__).parent / "common").is_dir():
     from common.distributed import (
         Means, Pace, autocast, average_gradients, fit_accumulate, launch, layer_activations,
         micro_batch_numbers, move, on_main, pick_device, prefetch, print0, print_device_use,
-        progress, seed_everything, seed_of, send, set_rate, total_over, training_cost)
+        progress, seed_everything, seed_of, send, set_rate, show, total_over, training_cost)
     from common.finetune import (
         LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
         open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
@@ -1008,7 +1008,7 @@ def train_language_model(model, data, cfg, run, folder):
         if log or dev:
             values = means.take(done)
             run.log(folder.name, done, lr=rate, dev=dev, **values)
-            bar.set_postfix(loss=values["loss"], tok_s=values["tokens_per_second"])
+            show(bar, loss=values["loss"], tok_s=values["tokens_per_second"])
         if save:
             checkpoint.save(step=done)
         if stop:

@@ -1550,7 +1550,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
     from common.distributed import (
         Means, Pace, autocast, average_gradients, fit_accumulate, gather, launch,
         layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
-        print0, print_device_use, progress, seed_everything, set_rate, stopping, total_over,
+        print0, print_device_use, progress, seed_everything, set_rate, show, stopping, total_over,
         training_cost)
     from data.images import Pictures, read_classes, read_npz, width_of
     from data.inputs import find_inputs
@@ -1671,7 +1671,7 @@ def train_supernet(model, space, data, cfg, run):
         if log:
             values = means.take(done, f"{data.unit}_per_second")
             run.log("super-net", done, lr=rate, **values)
-            bar.set_postfix(loss=values["loss"])
+            show(bar, loss=values["loss"])
         if save:
             checkpoint.save(step=done)
         if stop:
@@ -1714,7 +1714,7 @@ def train_network(model, data, cfg, run):
         if log:
             values = means.take(done, f"{data.unit}_per_second")
             run.log("train", done, lr=rate, dev=dev, **values)
-            bar.set_postfix(loss=values["loss"])
+            show(bar, loss=values["loss"])
         if pace.planned(done) and done > cfg.steps - AVERAGED * cfg.save_every:
             average.update_parameters(model)
         if save:

@@ -525,3 +525,17 @@ def print0(ranks, *words):
 def progress(ranks, total, label, start=0):
     """A tqdm bar on rank 0; it is drawn each second, so that it does not flood a log."""
     return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, mininterval=1)
+
+
+def job_progress(steps, label):
+    """The numbers of a range, with a tqdm bar below the bar of all jobs. Rank 0 shows its own job.
+    A job that takes less than a second shows nothing, and a bar leaves nothing behind."""
+    hidden = dist.is_initialized() and dist.get_rank() > 0
+    return tqdm(steps, label, steps.stop, leave=False, disable=hidden, mininterval=1, delay=1,
+                initial=steps.start)
+
+
+def show(bar, **values):
+    """Show numbers next to a bar when it is drawn again, except those that are None."""
+    bar.set_postfix({name: value for name, value in values.items() if value is not None},
+                    refresh=False)

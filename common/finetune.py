@@ -30,7 +30,8 @@ from torch.nn.functional import pad
 from common import folder_task, glue, squad
 from common.cli import Diverged, Stop, UserError
 from common.distributed import (
-    Pace, Ranks, autocast, prefetch, print0, seed_everything, send, set_rate, to_host)
+    Pace, Ranks, autocast, job_progress, prefetch, print0, seed_everything, send, set_rate, show,
+    to_host)
 from common.files import existing, read_json
 from common.run import Checkpoint, share_out
 from common.tasks import Recipe, Task, batches
@@ -206,12 +207,12 @@ def backward(model, batch, accumulate, cfg, device):
 
 
 def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
-    """Train a model on a task. Returns a dictionary: "diverged", None or the reason; with
-    evaluate_at also "best", the weights with the best score, and "score".
+    """Train a model on a task, with a bar of its steps. Returns a dictionary: "diverged", None or
+    the reason; with evaluate_at also "best", the weights with the best score, and "score".
 
-    checkpoint: a Checkpoint to resume from. run: the RunFolder whose log gets a line where the loss
-    is read, under the name `job`. Raises Stop after SIGTERM. The host waits for a GPU only where
-    the loss is read, evaluated or saved.
+    checkpoint: a Checkpoint to resume from. run: the RunFolder whose log gets a line at each
+    evaluation and each minute, under the name `job`. Raises Stop after SIGTERM. The host waits for
+    a GPU only where it logs, evaluates or saves.
     """
     task = tuning.task
     evaluate_at = tuning.evaluate_at
@@ -221,7 +222,8 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     pace = Pace(Ranks(0, 1, device), cfg.save_minutes)
     log_at = evaluate_at or task.evaluation_steps()
     sent = (send(batch, device) for batch in task.batches(tuning.key[0], state["step"]))
-    for step, batch in zip(range(state["step"], task.steps), prefetch(sent, device)):
+    bar = job_progress(range(state["step"], task.steps), job or task.name)
+    for step, batch in zip(bar, prefetch(sent, device)):
         model.train()
         rate = tuning.rate(step)
         set_rate(tuning.optimizer, rate)
@@ -246,8 +248,11 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
             if score > state["score"]:
                 state["score"] = score
                 state["best"] = to_host(model.state_dict())
-        if run and (done in log_at or due):
-            run.log("finetune", done, every_rank=True, job=job, loss=float(loss), lr=rate, dev=dev)
+        if done in log_at or due:
+            loss = float(loss)
+            show(bar, loss=loss, **dev)
+            if run:
+                run.log("finetune", done, every_rank=True, job=job, loss=loss, lr=rate, dev=dev)
         if checkpoint and (done in evaluate_at or save or stop):
             checkpoint.save(**state)
         if stop:

@@ -289,15 +289,16 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
     # a new counter in each call: a process that died has claimed nothing
     counter = broadcast(ranks, f"share_out {time.time_ns()}")
     unreported = list(names) if ranks.main else []
+    made = sum(path.exists() for path in paths.values())
 
     def update(bar):
         for name in [name for name in unreported if paths[name].exists()]:
             unreported.remove(name)
-            bar.update()
             if report:
                 report(name, read_json(paths[name], dict))
+        bar.update(len(names) - len(unreported) - bar.n)
 
-    with progress(ranks, len(names), label) as bar:
+    with progress(ranks, len(names), label, made) as bar:
         with contextlib.suppress(Stop):  # a rank that is told to stop meets the others below
             update(bar)
             while (turn := store.add(counter, 1)) <= len(order) and not stop_requested():

@@ -1,5 +1,6 @@
 """common/finetune.py: tasks, training, jobs, medians."""
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -7,6 +8,8 @@ import torch
 from small_runs import ALONE
 
 from albert import Config
+from common import finetune
+from common.distributed import job_progress
 from common.finetune import Recipe, Tuning, fine_tune, open_task, predict, run_jobs, summarise
 from common.tokenization import load_tokenizer
 
@@ -68,6 +71,30 @@ def test_a_gradient_that_is_nan_ends_a_fine_tuning_where_it_logs_or_saves(tasks,
     assert "gradient norm nan" in state["diverged"]
     last = 1 if save_minutes else min(task.evaluation_steps())
     assert state["step"] == last < task.steps
+
+
+def test_each_evaluation_has_a_line_in_the_log_and_a_job_a_bar_that_begins_at_its_step(
+        tasks, capsys, monkeypatch):
+    lines = []
+    bars = []
+    run = SimpleNamespace(log=lambda *place, **values: lines.append((place, values)))
+    made = SimpleNamespace(restore=lambda: {"step": 2}, save=lambda **state: None)
+    monkeypatch.setattr(finetune, "job_progress", lambda *words: bars.append(
+        job_progress(*words)) or bars[0])
+    task = tasks["CoLA"]
+    model = torch.nn.Linear(1, 2)
+    model.forward = lambda batch: model.weight.T.expand(len(batch["ids"]), 2)
+    model.loss = lambda batch: model.weight.square().sum()
+    optimizer = torch.optim.SGD(model.parameters())
+    tuning = Tuning(task, optimizer, lambda step: 0.1, (0,), evaluate_at={3, task.steps})
+    fine_tune(model, tuning, Config(), ALONE.device, made, run, "CoLA-1")
+    assert [place for place, _ in lines] == [("finetune", 3), ("finetune", task.steps)]
+    assert all(values["job"] == "CoLA-1" and values["dev"]["score"] == 0 and values["loss"] > 0
+               for _, values in lines)
+    bar, = bars
+    assert (bar.desc, bar.initial, bar.n, bar.total) == ("CoLA-1", 2, task.steps, task.steps)
+    assert "score=0" in bar.postfix and "loss=" in bar.postfix
+    assert not capsys.readouterr().err  # it took less than a second
 
 
 def job(name, task, score):
