@@ -84,14 +84,14 @@ def settings(seed, glue=""):
 
 
 @functools.cache
-def open_data(corpus, glue):
-    """The prepared corpus and the proxy tasks of these folders."""
+def open_data(corpus, glue, tasks=tuple(TASKS)):
+    """The prepared corpus and these proxy tasks of the two folders."""
     cfg = settings(0, glue)
     tokenizer = load_tokenizer(str(corpus), True)
     text = Corpus(corpus, tokenizer).split(cfg.held_out)
     data = Data(torch.device("cpu"), tokenizer, *text)
-    for name, examples in TASKS.items():
-        limited = dataclasses.replace(cfg, train_examples=examples)
+    for name in tasks:
+        limited = dataclasses.replace(cfg, train_examples=TASKS[name])
         data.tasks |= abz.open_proxies([name], limited, data).tasks
     return data
 
