@@ -56,7 +56,7 @@ class Config:
     out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
     restart: bool = False  # begin again in the run folder
     seed: int = 0  # of all random numbers [0, 4294967295]
-    device: str = "auto"  # auto | cpu | cuda
+    device: str = "auto"  # auto (a GPU, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     dry_run: bool = False  # two real steps of every phase
     tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
@@ -1775,7 +1775,8 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     all seeds and batches. The host waits for a GPU once, where it reads the sums."""
     batch_size = 16
     dev_cfg = dataclasses.replace(cfg, seed=0)
-    sums = torch.zeros(2, 3, dtype=torch.float64, device=ranks.device)  # loss, right, labels
+    dtype = torch.float32 if ranks.device.type == "mps" else torch.float64  # mps has no float64
+    sums = torch.zeros(2, 3, dtype=dtype, device=ranks.device)  # loss, right, labels
     model.eval()
     for first in range(ranks.rank * batch_size, sequences, ranks.size * batch_size):
         segments = data.dev.segments(first, batch_size, cfg.length - 3, dev_cfg.seed)

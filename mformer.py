@@ -57,7 +57,7 @@ class Config:
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
     restart: bool = False  # delete the run in its folder and start again
     seed: int = 0  # of all random choices
-    device: str = "auto"  # auto | cpu | cuda
+    device: str = "auto"  # auto (a GPU, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the GPU has it
     compile: bool = False  # torch.compile the model of --train
     accumulate: int = 1  # micro-batches of a step; default: a multiple of the processes [>= 1]
@@ -1057,8 +1057,10 @@ def latency_text(value, cfg, device=None):
         return f"{value:.4g} GFLOPs"
     if device is None:
         return f"{value:.4g} ms"
-    name = f"a CPU, {torch.get_num_threads()} threads"
-    if device.type == "cuda":
+    name = device.type
+    if name == "cpu":
+        name = f"a CPU, {torch.get_num_threads()} threads"
+    elif name == "cuda":
         name = torch.cuda.get_device_name(device)
     return f"{value:.4g} ms ({name})"
 
@@ -1086,8 +1088,8 @@ def measure_latency(arch, cfg, device):
     for _ in range(UNTIMED + cfg.latency_runs):
         began = time.perf_counter()
         call(batch)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize()
         times.append(1000 * (time.perf_counter() - began))
     dropped = int(DROPPED * cfg.latency_runs)
     return statistics.fmean(sorted(times[UNTIMED:])[dropped:cfg.latency_runs - dropped])

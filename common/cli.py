@@ -31,8 +31,8 @@ STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had fini
 PRESET = "demo"  # without --preset
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # modules of torch.compile
 # torch's words for a size that it cannot allocate
-TOO_LARGE = ("can't allocate memory", "not enough memory", "Storage size calculation overflowed",
-             "Overflow when unpacking")
+TOO_LARGE = ("can't allocate memory", "not enough memory", "MPS backend out of memory",
+             "Storage size calculation overflowed", "Overflow when unpacking")
 
 
 class UserError(Exception):

@@ -19,6 +19,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import functools
 import gc
 import hashlib
 import math
@@ -66,8 +67,8 @@ def launch(device, dtype="auto"):
     cuda = ranks.device.type == "cuda"
     if cuda and dtype == "float32" and torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
-    if size > 1:  # gloo carries Python objects
-        ranks.store = join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", rank, size)
+    if size > 1:
+        ranks.store = join_group(backend_of(ranks.device), rank, size)
     signal.signal(signal.SIGTERM, _note_sigterm)  # while it waits for others, SIGTERM ends it
     with ranks.cleanup:
         try:
@@ -102,6 +103,14 @@ def read_launch():
     return numbers
 
 
+def backend_of(device):
+    """What processes exchange tensors by: gloo, which also carries Python objects; on a GPU also
+    what torch uses for its kind, such as NCCL for CUDA."""
+    if device.type == "cpu":
+        return "gloo"
+    return f"cpu:gloo,{device.type}:{dist.Backend.default_device_backend_map[device.type]}"
+
+
 def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
     """Call init_process_group and return its store.
 
@@ -122,20 +131,28 @@ def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
 
 
 def pick_device(name, local_rank=0):
-    """The torch.device that a name stands for: "auto" (CUDA where there is one), "cpu", "cuda" (the
-    device of this process) or "cuda:1"."""
+    """The torch.device that a name stands for: "auto" (the accelerator, else the CPU), "cpu",
+    "cuda" or another kind of accelerator (the device of this process), "cuda:1"."""
+    kind = accelerator()
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        name = f"cuda:{local_rank}"
-    choices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        name = kind
+    if name == kind != "cpu":
+        name = f"{kind}:{local_rank}"
+    choices = ["cpu", *(f"{kind}:{i}" for i in range(torch.accelerator.device_count()))]
     if name not in choices:
         raise UserError(f"device {name}: this machine has {', '.join(choices)}; start no more "
                         "processes than devices")
     device = torch.device(name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    if device.type not in ("cpu", "mps"):  # there is one mps
+        torch.get_device_module(device).set_device(device)
     return device
+
+
+@functools.cache
+def accelerator():
+    """The kind of GPU that torch reports, such as "cuda", "mps" or "xpu"; "cpu" without one."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return device.type if device else "cpu"
 
 
 def autocast(dtype, device):
@@ -250,9 +267,9 @@ def prefetch(items, device):
     """The items of an iterator, each made by a thread while the caller still works on the one
     before: same items, same order. What making one raises is raised in its place; a caller that
     leaves early waits for the item under way. Making one must not draw from the generators that
-    seed_everything() seeds: the caller draws from them meanwhile. device: of the model; on a CPU a
-    second thread costs more time than it saves, and there is none."""
-    if device.type == "cpu":
+    seed_everything() seeds: the caller draws from them meanwhile. device: of the model. Only
+    CUDA has the thread: on a CPU it costs more time than it saves."""
+    if device.type != "cuda":
         yield from items
         return
     items = iter(items)
@@ -268,14 +285,15 @@ def prefetch(items, device):
 
 
 def send(batch, device):
-    """The tensors of a batch, a list or a dictionary, on the device; None stays None. To a GPU they
-    go from pinned memory, so that the host does not wait for what the device is still computing."""
+    """The tensors of a batch, a list or a dictionary, on the device; None stays None. With CUDA
+    they go from pinned memory, so that the host does not wait for what the device is still
+    computing."""
     if isinstance(batch, dict):
         return dict(zip(batch, send(batch.values(), device)))
     pin = device.type == "cuda"
     pinned = [value.pin_memory() if pin and value is not None and value.is_cpu else value
               for value in batch]
-    return [value if value is None else value.to(device, non_blocking=True) for value in pinned]
+    return [value if value is None else value.to(device, non_blocking=pin) for value in pinned]
 
 
 def move(model, device):
@@ -297,12 +315,14 @@ def seed_of(*key):
 
 
 def seed_everything(*key):
-    """Seed torch (CPU and CUDA) and random. Called before each micro-batch, so that dropout is a
+    """Seed torch (CPU and GPU) and random. Called before each micro-batch, so that dropout is a
     function of the step. torch.manual_seed does the same but is slow: it records the stack for
     each kind of device that is missing."""
     seed = seed_of(*key)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
+    elif accelerator() not in ("cpu", "cuda"):
+        torch.get_device_module(accelerator()).manual_seed(seed)
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
 
@@ -370,9 +390,10 @@ def per_second(count, began):
 
 
 def peak_memory(device):
-    """Peak memory of this process in MB: allocated on the GPU, else the resident set size."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 1e6
+    """Peak memory of this process in MB: allocated on the GPU; with a CPU or mps, which share
+    memory, the resident set size."""
+    if device.type not in ("cpu", "mps"):
+        return torch.get_device_module(device).max_memory_allocated(device) / 1e6
     try:
         import resource
     except ImportError:  # Windows has none

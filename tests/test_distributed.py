@@ -16,7 +16,9 @@ from small_runs import ALONE, write
 from common.cli import Command, Stop, UserError
 from common.files import read_jsonl, release_locks
 from common.run import Checkpoint, RunFolder, share_out
-from common.distributed import Pace, join_group, launch, prefetch
+from common.distributed import (
+    Pace, accelerator, autocast, join_group, launch, pick_device, prefetch, seed_everything,
+    seed_of)
 
 
 @dataclasses.dataclass
@@ -132,6 +134,31 @@ def test_leftovers_of_torchrun_end_in_one_line(variables, words, monkeypatch):
         monkeypatch.setenv(*word.split("="))
     with pytest.raises(UserError, match=words), launch("cpu"):
         pass
+
+
+@pytest.fixture
+def mac(monkeypatch):
+    """A machine with an accelerator that is not CUDA."""
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    accelerator.cache_clear()
+    yield
+    accelerator.cache_clear()
+
+
+def test_another_accelerator_than_cuda_is_taken_and_runs_in_float32(mac, monkeypatch):
+    device = torch.device("mps:0")
+    assert pick_device("auto") == pick_device("mps") == pick_device("mps:0") == device
+    assert pick_device("cpu") == torch.device("cpu")
+    for name, local_rank in [("mps", 1), ("cuda", 0), ("mips", 0)]:
+        with pytest.raises(UserError, match=f"device {name}.*: this machine has cpu, mps:0"):
+            pick_device(name, local_rank)
+    assert not autocast("auto", device)._enabled
+    seeds = []
+    monkeypatch.setattr(torch.mps, "manual_seed", seeds.append)
+    seed_everything("step", 1)
+    assert seeds == [seed_of("step", 1)]
 
 
 def test_a_process_that_waits_for_others_says_so(monkeypatch, capfd):
