@@ -1570,7 +1570,9 @@ def refuse_other_limit(cfg):
     """UserError where the folder has a search with another limit, whose result would be lost."""
     path = Path(cfg.out) / "config.json"
     record = read_json(path, dict) if path.exists() else {}
-    if cfg.restart or (record.get("program"), record.get("action")) != ("autotinybert", "search"):
+    made = [name for name in ("latency.json", "superplm") if Path(cfg.out, name).exists()]
+    search = (record.get("program"), record.get("action")) == ("autotinybert", "search")
+    if cfg.restart or not (search and made):
         return
     limits = [record["asked"].get(name) for name in ("speedup", "latency_limit")]
     if limits != [cfg.speedup, cfg.latency_limit]:

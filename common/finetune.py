@@ -210,10 +210,9 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     """Train a model on a task, with a bar of its steps. Returns a dictionary: "diverged", None or
     the reason; with evaluate_at also "best", the weights with the best score, and "score".
 
-    checkpoint: a Checkpoint to resume from. run: the RunFolder whose log gets a line at each
-    evaluation and each minute, under the name `job`. Raises Stop after SIGTERM. The host waits for
-    a GPU only where it logs, evaluates or saves.
-    """
+    checkpoint: to resume from. run: the RunFolder whose log gets a line at each evaluation and each
+    minute, under the name `job`. Raises Stop after SIGTERM. The host waits for a GPU only where it
+    logs, evaluates or saves."""
     task = tuning.task
     evaluate_at = tuning.evaluate_at
     state = {"step": 0, "score": -math.inf, "best": None, "diverged": None}
@@ -246,8 +245,7 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
                 break
             dev = {"score": score}
             if score > state["score"]:
-                state["score"] = score
-                state["best"] = to_host(model.state_dict())
+                state |= {"score": score, "best": to_host(model.state_dict())}
         if done in log_at or due:
             loss = float(loss)
             show(bar, loss=loss, **dev)

@@ -31,15 +31,16 @@ from common.files import (
 
 LOCK = "run.lock"
 # settings that may differ in a resumed run, unless `compared` names them
-NOT_COMPARED = {"out", "restart", "device", "dry_run", "compile", "recompute", "save_every",
+NOT_COMPARED = {"out", "restart", "device", "compile", "recompute", "save_every",
                 "save_minutes", "tensorboard"}
 # names in a run folder that --restart deletes; also `writes`
-WRITES = ("config.json", "log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
+WRITES = ("log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
           "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",
           "spiece.model", "vocab.txt", "tokenizer_config.json", "tensorboard")
-# what a command makes before it computes anything
-MADE_FIRST = {"corpus", "spiece.model", "vocab.txt", "tokenizer_config.json", "text", "valid",
-              "images.json"}
+# what a run may have before its first step; "text" and later names are mformer.py's
+PREPARED = {LOCK, "config.json", "log.jsonl", "tensorboard", "corpus", "spiece.model", "vocab.txt",
+            "tokenizer_config.json", "text", "valid", "images.json"}
+KIND = ("program", "action", "dry_run")  # of a run
 
 
 # Run folders
@@ -79,9 +80,11 @@ def as_json(value):
 
 
 class RunFolder:
-    """The folder of one run. Rank 0 makes it and holds its lock; a folder made with other settings,
-    or from other data, is refused. With cfg.restart, what a run of the same action wrote is
-    deleted. If a UserError ends the command before anything is computed, the folder is deleted.
+    """The folder of one run. Rank 0 makes it and holds its lock.
+
+    A folder in which another run has computed something is refused: one of another program or
+    action, with other settings, or on other data. If it has computed nothing, as after a mistake,
+    the folder is taken over. With cfg.restart, what a run of the same action wrote is deleted.
 
     settings: what is compared with the folder's, except NOT_COMPARED; default: all of cfg. reads:
     {flag: files and folders that the run reads}. Their fingerprints are compared, unless the
@@ -102,21 +105,19 @@ class RunFolder:
                        "asked": asked, "dry_run": cfg.dry_run, "argv": sys.argv,
                        "processes": ranks.size,
                        **environment()}
-        self.compared = asked.keys() - (NOT_COMPARED - {*compared})
+        self.compared = {*KIND, *asked} - (NOT_COMPARED - {*compared})
         writer = tensorboard_writer() if asked.get("tensorboard") else None
-        self.new = on_main(ranks, self._open, cfg, reads or {})
-        ranks.cleanup.push(self._discard)
+        self.new = on_main(ranks, self._open, cfg, reads or {})  # nothing is computed
         self.board = writer(self.folder / "tensorboard") if writer and ranks.main else None
 
-    def _content(self):
-        """Names in the folder that show that a run has begun."""
+    def _names(self):
+        """Names in the folder of files, and of folders with a file."""
         files = {*filter(Path.is_file, self.folder.rglob("*"))} - {*partials(self.folder)}
-        names = {path.relative_to(self.folder).parts[0] for path in files}
-        return names - {"config.json", "log.jsonl", "tensorboard", LOCK}
+        return {path.relative_to(self.folder).parts[0] for path in files}
 
     def _open(self, cfg, reads):
-        """Make the folder, or open it and check that it is of the same run. Returns whether the run
-        is new."""
+        """Make the folder, or open it and check that it is of the same run. Returns whether nothing
+        has been computed in it."""
         own = self.folder.resolve()
         for path in sum(reads.values(), []):
             read = Path(path).resolve()
@@ -125,52 +126,57 @@ class RunFolder:
                                 "other; choose another --out")
         config = self.folder / "config.json"
         old = read_json(config, dict) if config.exists() else {}
-        same = all(old.get(key) == self.record[key] for key in ("program", "action", "dry_run"))
-        if not same and any(each.name != LOCK for each in self.folder.glob("*")):
+        log = self.folder / "log.jsonl"
+        text = log.read_bytes() if log.exists() else b""
+        names = self._names()
+        computed = bool(names - PREPARED) or b'"phase"' in text
+        same_kind = all(old.get(key) == self.record[key] for key in KIND)
+        if not same_kind and (computed or "asked" not in old and names - {LOCK}):
             raise UserError(f"{self.folder}: no run folder of {self.command.program}.py "
                             f"--{self.record['action']}; choose another --out")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock(self.folder / LOCK)
         self.ranks.cleanup.callback(release_locks)
-        self.record["read"] = {flag: fingerprints(paths) for flag, paths in reads.items()}
-        new = cfg.restart or not self._content()
+        self.record["read"] = dict(zip(reads, map(fingerprints, reads.values())))
+        difference = "" if cfg.restart or not old else self._difference(old)
         if cfg.restart:
-            self._clear(self.writes)
-        elif not new:
-            self._check_same(old)
+            self._clear(WRITES)
+        elif computed and difference:
+            raise UserError(f"{self.folder}: {difference}")
+        elif difference:  # data.inputs.open_text checks of which text a corpus is
+            self._clear({*WRITES} - {"corpus"})
+        elif computed:
             self.record = old | {"read": old["read"] | self.record["read"]}
-            log = self.folder / "log.jsonl"
-            text = log.read_bytes() if log.exists() else b""
             write_atomic(log, text[:text.rfind(b"\n") + 1])  # without a line that a crash tore off
             self._append({"event": "resumed", "time": time.time(), "processes": self.ranks.size,
                           **environment()})
         for left in partials(self.folder):
             left.unlink()
         write_json(config, self.record)
-        return new
+        return cfg.restart or not computed
 
-    def _check_same(self, old):
-        """Raise UserError where the run in the folder has other settings or other data."""
-        asked = self.record["asked"]
-        before = old.get("asked", {})
-        if before.keys() != asked.keys():
-            raise UserError(f"{self.folder}: made by another version of this program, which alone "
-                            "can continue it; choose another --out (--restart would delete this "
-                            "run)")
-        differ = [f"{name} ({before[name]} there, {value} here)" for name, value in asked.items()
+    def _difference(self, old):
+        """How the run in the folder differs from this one, with a fix; "" where it does not."""
+        now = {key: self.record[key] for key in KIND} | self.record["asked"]
+        before = {key: old.get(key) for key in KIND} | old.get("asked", {})
+        if before.keys() != now.keys():
+            return ("made by another version of this program, which alone can continue it; choose "
+                    "another --out (--restart would delete this run)")
+        differ = [f"{name} ({before[name]} there, {value} here)" for name, value in now.items()
                   if name in self.compared and before[name] != value]
         differ += [f"the files of --{flag} have changed"
-                   for flag, now in self.record["read"].items()
-                   if old["read"].get(flag, now) != now]
-        if differ:
-            raise UserError(f"{self.folder}: made with other settings or data: "
-                            f"{'; '.join(differ)}; give those (--accumulate if the number of "
-                            "processes differs), choose another --out, or --restart to begin again")
+                   for flag, files in self.record["read"].items()
+                   if old["read"].get(flag, files) != files]
+        if not differ:
+            return ""
+        return (f"made with other settings or data: {'; '.join(differ)}; give those (--accumulate "
+                "if the number of processes differs), choose another --out, or --restart to begin "
+                "again")
 
-    def _clear(self, others):
-        """Delete what runs write (`others`: of this program alone). A link is removed, not its
+    def _clear(self, names):
+        """Delete these names and those that runs of this program write. A link is removed, not its
         target."""
-        for name in (*WRITES, *others):
+        for name in (*names, *self.writes):
             for path in self.folder.glob(name):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -184,7 +190,6 @@ class RunFolder:
     def log(self, phase, step, every_rank=False, dev=None, **values):
         """Write one line of log.jsonl, on rank 0, or with every_rank on each that calls it. values:
         listed in data/README.md. dev: {name: number} on held-out data, written as dev_NAME."""
-        self.new = False
         if self.ranks.main or every_rank:
             held_out = {f"dev_{name}": value for name, value in (dev or {}).items()}
             values |= {**held_out, "memory_mb": round(peak_memory(self.ranks.device)),
@@ -208,12 +213,6 @@ class RunFolder:
                 if value != asked[name]}
             self.record |= facts
             write_json(self.folder / "config.json", self.record)
-
-    def _discard(self, kind, error, traceback):
-        """Delete the folder of a new run that a UserError ended before it computed anything."""
-        mistake = kind is not None and issubclass(kind, UserError)
-        if mistake and self.ranks.main and self.new and self._content() <= MADE_FIRST:
-            shutil.rmtree(self.folder, ignore_errors=True)  # of a link it deletes nothing
 
     def finished(self):
         """The result of finish(), or None while the run is not finished."""

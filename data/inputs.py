@@ -205,9 +205,9 @@ def open_text(cfg, ranks, folder):
     target = Path(cfg.corpus[0]) if is_prepared(cfg.corpus) else Path(folder) / "corpus"
 
     def make():
-        if not (target / "meta.json").exists():
-            workers = os.cpu_count() or 1
-            make_corpus(cfg.corpus, target, cfg.vocab_size, cfg.tokenizer, workers=workers)
+        if target != Path(cfg.corpus[0]):
+            make_corpus(cfg.corpus, target, cfg.vocab_size, cfg.tokenizer,
+                        workers=os.cpu_count() or 1, replace=True)
 
     on_main(ranks, make)
     tokenizer = load_tokenizer(cfg.tokenizer or target)

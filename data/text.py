@@ -19,6 +19,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import threading
 import warnings
@@ -288,12 +289,13 @@ def fitting_vocabulary(files):
     return next(vocabulary for most, vocabulary in VOCABULARIES if size < most)
 
 
-def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="blank"):
+def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="blank",
+                replace=False):
     """Make a tokenizer, trained on the text or copied from the path `tokenizer`, and the token
     files, all in a folder; returns (tokenizer, Corpus). documents: as of prepare_corpus.
 
     vocabulary.json, which is written first, says what they are made from: the same command again
-    continues. UserError where the folder holds anything else.
+    continues. UserError where the folder holds anything else, unless replace deletes it.
     """
     folder = Path(folder)
     files = text_files(paths)
@@ -304,8 +306,10 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
         about["documents"] = documents
     mark = folder / "vocabulary.json"
     if any(folder.glob("*")) and not (mark.exists() and read_json(mark) == about):
-        raise UserError(f"{folder}: holds other files than a corpus of this text; choose another "
-                        "folder")
+        if not replace:
+            raise UserError(f"{folder}: holds other files than a corpus of this text; choose "
+                            "another folder")
+        shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(mark, about)
     model = folder / "spiece.model"

@@ -11,7 +11,7 @@ import torch
 from small_runs import write
 
 from common import tasks
-from common.cli import Stop
+from common.cli import Stop, UserError
 from common.tokenization import load_tokenizer
 from data import text as module
 from data.corpus import Corpus, join, random_numbers
@@ -134,6 +134,10 @@ def test_a_folder_is_made_once(tmp_path):
     before = file.stat()
     make_corpus([text], folder, 14, "")
     assert file.stat() == before
+    with pytest.raises(UserError, match="holds other files"):
+        make_corpus([text], folder, 15)
+    tokenizer, _ = make_corpus([text], folder, 15, replace=True)
+    assert tokenizer.vocab_size == 15
 
 
 # --- examples ------------------------------------------------------------------------------------

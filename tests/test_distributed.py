@@ -3,6 +3,7 @@ import dataclasses
 import datetime
 import functools
 import os
+import shutil
 import signal
 import threading
 import time
@@ -52,6 +53,23 @@ def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path):
         open_run(tmp_path, lr=2.0, widths=(1, 2))
     with pytest.raises(UserError, match="no run folder"):  # --dry_run would delete a real run
         open_run(tmp_path, widths=(1, 2), dry_run=True, restart=True)
+
+
+def test_a_folder_in_which_nothing_was_computed_is_taken_over(tmp_path):
+    """A corpus says itself of which text it is. What else was made of other data is deleted."""
+    begin = functools.partial(open_run, tmp_path / "run")
+    made = [write(tmp_path / "run" / name, "") for name in ("corpus/tokens.bin", "spiece.model")]
+    with pytest.raises(UserError, match="no run folder"):
+        begin()  # no run made it
+    shutil.copy(open_run(tmp_path / "other").folder / "config.json", tmp_path / "run")
+    assert begin().new
+    assert all(path.exists() for path in made)
+    assert begin(lr=2.0).new
+    assert [path.exists() for path in made] == [True, False]
+    begin(lr=2.0).log("train", 1)
+    assert not begin(lr=2.0).new
+    with pytest.raises(UserError, match="lr"):
+        begin()
 
 
 def test_data_that_change_are_refused_in_every_phase(tmp_path):
