@@ -414,18 +414,20 @@ def table(options):
     of the demo's search with some seeds, on two graded tasks (search_tasks.py). The intervals are
     those of the reliability of one training, ICC(1,1), by a bootstrap over networks. "facts" has
     the distribution, the best networks, where BERT and the hybrid stand, and what each layer is
-    worth. `--minutes N` ends earlier; the same command continues."""
+    worth. `--minutes N` ends earlier; the same command continues. `--tasks MNLI` trains on one."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--minutes", type=float, default=1e6)
-    minutes = parser.parse_args(options.flags).minutes
+    parser.add_argument("--tasks", default="MNLI,SST-2")
+    flags = parser.parse_args(options.flags)
     folder = options.runs / "table"
-    if minutes:
+    if flags.minutes:
         corpus = folder / "corpus"
         if not (corpus / "meta.json").exists():
             text = make_demo(ROOT / "data" / "demo")["corpus"]
             make_corpus((text,), corpus, abz.PRESETS["demo"]["vocab_size"], "", workers=1)
         tasks = write_tasks(folder / "tasks")
-        search_table.train_table(folder / "table.jsonl", corpus, tasks, options.jobs, minutes)
+        search_table.train_table(folder / "table.jsonl", corpus, tasks, options.jobs,
+                                 flags.minutes, tuple(flags.tasks.split(",")))
     lines = search_table.read_lines(folder / "table.jsonl")
     facts = {}
     intervals = {}

@@ -108,7 +108,7 @@ def warm_start(seed, corpus, glue, folder):
     abz.evaluate_candidate(hybrid, 0, abz.SuperNet(cfg), text, longer, path)
 
 
-def train_network(network, seed, corpus, glue, folder, end):
+def train_network(network, seed, corpus, glue, tasks, folder, end):
     """The line of a network in the table, or None after the time `end`."""
     if time.time() > end:
         return None
@@ -118,7 +118,8 @@ def train_network(network, seed, corpus, glue, folder, end):
     arch = abz.parse_arch(networks()[network])
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "candidate"
-        result = abz.evaluate_candidate(arch, 0, first, open_data(corpus, glue), cfg, path)
+        data = open_data(corpus, glue, tasks)
+        result = abz.evaluate_candidate(arch, 0, first, data, cfg, path)
     return {
         "network": network,
         "seed": seed,
@@ -140,9 +141,10 @@ def read_lines(path):
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
-def train_table(path, corpus, glue, jobs, minutes):
+def train_table(path, corpus, glue, jobs, minutes, tasks=tuple(TASKS)):
     """Train the networks that the file lacks, seed by seed and in a random order, and append a line
-    for each. Ends after `minutes`; the same call continues. Returns the number of missing lines."""
+    for each, with its scores on `tasks`. Ends after `minutes`; the same call continues. Returns the
+    number of missing lines."""
     torch.set_num_threads(1)  # before the pool is made; each process computes on one thread
     end = time.time() + 60 * minutes
     folder = path.parent
@@ -154,8 +156,9 @@ def train_table(path, corpus, glue, jobs, minutes):
     for seed in SEEDS:
         order = random.Random(f"table {seed}").sample([*networks()], len(networks()))
         wanted += [(network, seed) for network in order if (*network, seed) not in done]
-    open_data(corpus, glue)  # once, in the parent of all processes
-    calls = [(train_network, *key, corpus, glue, folder, end) for key in wanted]
+    for names in {tasks, tuple(TASKS)}:
+        open_data(corpus, glue, names)  # once, in the parent of all processes
+    calls = [(train_network, *key, corpus, glue, tasks, folder, end) for key in wanted]
     warm_starts = [(warm_start, seed, corpus, glue, folder) for seed in SEEDS]
     began = time.time()
     count = 0
@@ -180,13 +183,14 @@ def train_table(path, corpus, glue, jobs, minutes):
 
 
 def columns_of(lines, task):
-    """{seed: (networks,)} of a task, NaN where the table has no line. A diverged network scores
+    """{seed: (networks,)} of a task, NaN where the table has no score. A diverged network scores
     0."""
     columns = {}
     for line in lines:
         first, second = line["network"]
         column = columns.setdefault(line["seed"], np.full(len(LAYERS) ** 2, np.nan))
-        column[first * len(LAYERS) + second] = line["scores"].get(task, 0.0)
+        missing = 0.0 if line["diverged"] else np.nan
+        column[first * len(LAYERS) + second] = line["scores"].get(task, missing)
     return columns
 
 
