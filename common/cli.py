@@ -6,8 +6,8 @@ A paper file keeps every setting in one dataclass, one line each:
 
 The type says how to parse (Literal[...] gives the choices). The trailing comment is the help text,
 and the range at its end is checked: an interval as above, `[>= 1]` or `[> 0]`; a number without one
-may not be negative. A comment line above a block of fields is the title of a group in the help. A
-preset overrides the default, a flag the preset. Abbreviations and unknown flags are errors.
+may not be negative. A comment line above a block of fields is the title of a group in the help.
+Flags override presets; presets override defaults. Abbreviations and unknown flags are errors.
 """
 import argparse
 import dataclasses
@@ -214,7 +214,7 @@ def start(config_class, presets, actions, description, check=None, argv=None):
     {preset: {field: value, ACTION: {field: value, ...}}}, the inner ones for that action alone;
     presets["dry_run"] overrides the preset with --dry_run. actions: {name: (function, help)}, or
     (function, help, METAVAR) where the action takes a value. An action is called as
-    function(config, command). check(config, command): what else the file refuses.
+    function(config, command). check(config, command): raises UserError for other mistakes.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
@@ -249,8 +249,8 @@ def is_too_large(error):
 
 
 def prepare_output():
-    """Make printing safe: characters that the terminal's encoding lacks become escapes, and what
-    goes to a closed stream is dropped."""
+    """Make printing safe: characters that the terminal's encoding lacks become escapes, and text
+    for a closed stream is dropped."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))

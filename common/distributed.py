@@ -1,7 +1,7 @@
-"""Processes and randomness: what a training loop needs around it, so that the loop stays plain.
+"""Processes, random numbers, SIGTERM and progress of a training loop.
 
     with launch(cfg.device, cfg.dtype) as ranks:          # torchrun or plain python, CPU or CUDA
-        run = RunFolder(cfg, command, ranks, files)       # common/run.py
+        run = RunFolder(cfg, command, ranks)              # common/run.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         begin = checkpoint.restore().get("step", 0)
         pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
@@ -11,8 +11,8 @@
             means.add(train_step(...), tokens)
             stop, save, log = pace(step + 1)              # SIGTERM, --save_minutes, a minute
 
-Randomness is a function of (seed, phase, step, micro-batch) and not of what was drawn before: a
-checkpoint holds no state of generators, a resumed run repeats an uninterrupted one, and the number
+Random numbers depend only on (seed, phase, step, micro-batch), not on earlier draws. So a
+checkpoint needs no state of generators, a resumed run repeats an uninterrupted one, and the number
 of processes does not matter.
 """
 import concurrent.futures
@@ -44,7 +44,7 @@ UNSET = "start all processes with torchrun, or unset RANK and WORLD_SIZE to run 
 
 @dataclasses.dataclass
 class Ranks:
-    """Who this process is. rank 0 writes files and talks."""
+    """Who this process is. Rank 0 writes files and prints."""
     rank: int
     size: int
     device: torch.device
@@ -58,10 +58,12 @@ class Ranks:
 
 @contextlib.contextmanager
 def launch(device, dtype="auto"):
-    """Join the process group that torchrun describes, if any, and yield Ranks; SIGTERM becomes a
-    request to stop: a training loop saves after its step, and what else is under way is left after
-    GRACE seconds. With --dtype float32 a GPU multiplies matrices in TF32, whose products keep 10
-    bits, unless torch was told something else before; NVIDIA_TF32_OVERRIDE=0 keeps all bits."""
+    """Join the process group that torchrun describes, if any, and yield Ranks.
+
+    After SIGTERM a training loop saves at the end of its step; any other work is aborted after
+    GRACE seconds. With --dtype float32 CUDA multiplies matrices in TF32, which keeps 10 bits of
+    mantissa, unless torch.set_float32_matmul_precision was called before; NVIDIA_TF32_OVERRIDE=0
+    keeps all bits."""
     rank, size, local_rank = read_launch()
     ranks = Ranks(rank, size, pick_device(device, local_rank))
     cuda = ranks.device.type == "cuda"
@@ -69,7 +71,8 @@ def launch(device, dtype="auto"):
         torch.set_float32_matmul_precision("high")
     if size > 1:
         ranks.store = join_group(backend_of(ranks.device), rank, size)
-    signal.signal(signal.SIGTERM, _note_sigterm)  # while it waits for others, SIGTERM ends it
+    # only now: a process that still waits for others ends at once
+    signal.signal(signal.SIGTERM, _note_sigterm)
     with ranks.cleanup:
         try:
             yield ranks
@@ -104,8 +107,8 @@ def read_launch():
 
 
 def backend_of(device):
-    """What processes exchange tensors by: gloo, which also carries Python objects; on a GPU also
-    what torch uses for its kind, such as NCCL for CUDA."""
+    """The backend of a process group: gloo, for tensors on the CPU and Python objects; with a GPU
+    also torch's default for its kind, such as NCCL for CUDA."""
     if device.type == "cpu":
         return "gloo"
     return f"cpu:gloo,{device.type}:{dist.Backend.default_device_backend_map[device.type]}"
@@ -201,8 +204,8 @@ def reduce_mean(ranks, *values):
 
 
 def micro_batch_numbers(ranks, accumulate):
-    """The numbers of this process's micro-batches, of `accumulate` in all processes: every n-th, so
-    that all processes have micro-batches of about the same lengths."""
+    """The numbers of this process's micro-batches: every n-th of `accumulate`, so that all n
+    processes have about the same lengths."""
     return range(ranks.rank, accumulate, ranks.size)
 
 
@@ -248,8 +251,8 @@ def average_gradients(parameters, ranks, *numbers):
 
 
 def prepare_model(model, ranks, compile=False):
-    """The model as a training loop calls it: compiled where asked, and where there are several
-    processes wrapped in DistributedDataParallel, which averages the gradients over them."""
+    """The model for a training loop: with `compile` compiled; with several processes wrapped in
+    DistributedDataParallel, which averages the gradients over them."""
     if compile:
         torch.compiler.reset()  # a search compiles many networks; after eight torch gives up
         model = torch.compile(model)
@@ -264,11 +267,12 @@ def no_sync_until(network, ranks, last):
 
 
 def prefetch(items, device):
-    """The items of an iterator, each made by a thread while the caller still works on the one
-    before: same items, same order. What making one raises is raised in its place; a caller that
-    leaves early waits for the item under way. Making one must not draw from the generators that
-    seed_everything() seeds: the caller draws from them meanwhile. device: of the model. Only
-    CUDA has the thread: on a CPU it costs more time than it saves."""
+    """Yield the items of an iterator. A thread makes the next item while the caller uses this one.
+
+    An error is raised where its item would come. A caller that leaves early waits for the thread.
+    The iterator must not draw from the generators that seed_everything() seeds, since the caller
+    draws from them at the same time. device: of the model. There is a thread only with CUDA: on a
+    CPU it costs more time than it saves."""
     if device.type != "cuda":
         yield from items
         return
@@ -286,8 +290,7 @@ def prefetch(items, device):
 
 def send(batch, device):
     """The tensors of a batch, a list or a dictionary, on the device; None stays None. With CUDA
-    they go from pinned memory, so that the host does not wait for what the device is still
-    computing."""
+    they go from pinned memory, so that the host does not wait for the device."""
     if isinstance(batch, dict):
         return dict(zip(batch, send(batch.values(), device)))
     pin = device.type == "cuda"
@@ -371,8 +374,8 @@ def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
 
 def print_device_use(ranks, speed, flops):
     """Print what --dry_run measured on a GPU: tokens (or images) a second, peak memory, and the
-    fraction of the card's bfloat16 peak. speed: of this run, or None; flops: of the forward
-    pass of one of them."""
+    fraction of the card's bfloat16 peak. speed: of this run, or None; flops: of the forward pass of
+    one token (or image)."""
     if ranks.device.type != "cuda" or speed is None:
         return
     name = torch.cuda.get_device_name(ranks.device)
@@ -416,8 +419,8 @@ def _note_sigterm(signum, frame):
 
 
 def _stop_here(signum, frame):
-    """Raise Stop wherever the program is, since no loop has asked. The last checkpoint is what the
-    run goes on from."""
+    """Raise Stop wherever the program is, since no loop has checked the flag. The run will continue
+    from its last checkpoint."""
     if not _saving:
         raise Stop
     signal.setitimer(signal.ITIMER_REAL, 1)
@@ -425,7 +428,7 @@ def _stop_here(signum, frame):
 
 @contextlib.contextmanager
 def uninterrupted():
-    """A context that SIGTERM does not leave before its end."""
+    """A context in which SIGTERM does not raise Stop, but only after it."""
     global _saving
     _saving = True
     try:
@@ -497,7 +500,7 @@ class Pace:
 
 class Means:
     """Means of what train_step returns, over the steps since the last take() and over the
-    processes. A GPU is not waited for before take()."""
+    processes. The host does not wait for a GPU before take()."""
 
     def __init__(self, ranks):
         self.ranks = ranks

@@ -53,7 +53,7 @@ def previous(path):
 
 
 def partials(folder):
-    """What killed writes of atomic() left in a folder or below it."""
+    """Temporary files in a folder, or below it, of atomic() writes that were killed."""
     return [path for path in Path(folder).rglob("*.partial-*")
             if path.suffix[9:].isdecimal() and path.is_file()]
 
@@ -148,8 +148,8 @@ def newest(path):
 
 
 def fingerprints(paths, part=1 << 20):
-    """A hash of the names, sizes and contents of files, and of the files in folders. Of a file
-    above 32 MB it reads 32 evenly spaced parts."""
+    """A hash of the names, sizes and contents of files, and of the files in folders. It reads only
+    32 evenly spaced parts of a file above 32 MB."""
     digest = hashlib.sha256()
     for path in map(Path, paths):
         for file in (path, *sorted(path.rglob("*"))):
@@ -169,8 +169,8 @@ _locks = {}  # {path: open file} of this process
 
 def lock(path, wait=False, what="the run"):
     """Hold the lock file `path` until release_locks() or the end of this process. Raises UserError,
-    which names the host and process that hold it; with wait, waits for them. On a shared folder it
-    reaches as far as the file system's flock does."""
+    which names the host and process that hold it; with wait, waits for them. On a shared folder
+    it locks out other machines only if the file system's flock does."""
     path = Path(path).absolute()
     if path in _locks:
         return

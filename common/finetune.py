@@ -1,5 +1,5 @@
 """Fine-tuning on GLUE and SQuAD: tasks, the training loop, prediction, and several runs of several
-tasks. No paper is about it; a paper file brings a model, its loss and a table of recipes.
+tasks. A paper file supplies a model, its loss and a table of recipes.
 
     task = open_task("CoLA", cfg, tokenizer, RECIPES)
     tuning = Tuning(task, optimizer, rate, key=(seed,))
@@ -89,8 +89,8 @@ def own_name(path, recipes):
 
 
 def own_recipe(recipes, cfg):
-    """The Recipe of a task of one's own: that of SST-2, for three passes where it counts steps.
-    Its main metric follows from the data."""
+    """The Recipe of a task of one's own: SST-2's, with three passes if SST-2's has a number of
+    steps. Its main metric follows from the data."""
     # SST-2 is GLUE's plain classification of one sentence
     recipe = recipes["SST-2"]
     steps = recipe.steps if cfg.dry_run else 0
@@ -98,7 +98,7 @@ def own_recipe(recipes, cfg):
 
 
 def task_class(name, kinds=None):
-    """The class of a task. kinds: {name: class} of more than GLUE and SQuAD."""
+    """The class of a task. kinds: {name: class} of tasks besides GLUE and SQuAD."""
     known = {**dict.fromkeys(glue.TASKS, glue.GlueTask), **dict.fromkeys(SQUADS, squad.SquadTask)}
     return (known | (kinds or {})).get(name, folder_task.FolderTask)
 
@@ -106,7 +106,7 @@ def task_class(name, kinds=None):
 def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
     """The Task of a name. Flags finetune_lr, finetune_batch, ... override the recipe;
     --train_examples limits train, and in a dry run every split. kinds: as in task_class. search:
-    train and dev alone, all that a search may read."""
+    read train and dev only."""
     flags = {field.name: getattr(cfg, f"finetune_{field.name}", None)
              for field in dataclasses.fields(Recipe)}
     given = {name: value for name, value in flags.items() if value is not None}
@@ -365,8 +365,8 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
 
 
 def summarise(folder, results):
-    """Of run_jobs' results: {"tasks": {task: the median job's entries, median, mean, sd, n,
-    diverged}, "average": ...}. Copies what the median job wrote to folder/TASK. A diverged job
+    """The summary of run_jobs' results: {"tasks": {task: the median job's entries, median, mean,
+    sd, n, diverged}, "average": ...}. Copies the median job's folder to folder/TASK. A diverged job
     counts with its score."""
     folder = Path(folder)
     tasks = {}

@@ -4,10 +4,10 @@
                              1,"Good, really good.",pleased
                              2,"It broke.",angry
 
-The first line names the columns. "label" is the label, columns named id, idx or index are left out,
-and one or two columns are left: the texts. Labels are any words, which are classes; where all are
-numbers and one has a decimal point, the task is a regression. In .tsv files nothing is quoted; .csv
-files are read by the csv module. A test file needs no labels.
+The first line names the columns. "label" is the label; columns named id, idx or index are ignored;
+the other columns, one or two, are the texts. Labels are any words, which are classes. If all labels
+are numbers and one has a decimal point, the task is a regression. In .tsv files nothing is quoted;
+.csv files are read by the csv module. A test file needs no labels.
 """
 import csv
 import dataclasses
@@ -20,11 +20,11 @@ from pathlib import Path
 from common import glue, tasks
 from common.cli import UserError
 from common.files import existing, read_json, read_text, write_atomic, write_json
-from common.run import WRITES
+from common.run import PREPARED, WRITES
 
 SPLITS = ("train", "dev", "test")
 ENDINGS = (".tsv", ".csv")
-LEFT_OUT = ("id", "idx", "index")  # columns
+IGNORED = ("id", "idx", "index")  # columns
 LABEL = "label"
 SPEC = "task.json"  # next to a fine-tuned model: its glue.Task
 FIX = "a folder of one's own has train and dev, as .tsv or .csv"
@@ -33,8 +33,8 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 @dataclasses.dataclass(frozen=True)
 class OwnTask(glue.Task):
-    """A glue.Task. In training the labels of a regression have mean 0 and deviation 1; `mean` and
-    `deviation` are those of the labels in the training file."""
+    """A glue.Task. In training the labels of a regression have mean 0 and deviation 1; mean,
+    deviation: of the labels in the training file."""
     mean: float = 0.0
     deviation: float = 1.0
 
@@ -45,17 +45,17 @@ class OwnTask(glue.Task):
 
 
 class FolderName(str):
-    """The name of a task of one's own, that of its folder; path: the folder."""
+    """The name of a task of one's own, which is its folder's name; path: the folder."""
 
     def __new__(cls, path):
         name = super().__new__(cls, Path(path).resolve().name)
         name.path = Path(path)
-        if name in (*WRITES, "") or name[0] == "." or {*name} & {*"*?["}:
+        if name in (*WRITES, *PREPARED, "") or name[0] == "." or {*name} & {*"*?["}:
             raise UserError(f"{path}: a task cannot be called {str(name)!r}; rename the folder")
         return name
 
     def files(self, search=False):
-        """{split: path}. search: train and dev alone. UserError where one of these is missing."""
+        """{split: path}. search: train and dev only. UserError where one of these is missing."""
         found = {}
         for split in SPLITS:
             paths = [self.path / f"{split}{ending}" for ending in ENDINGS]
@@ -100,10 +100,10 @@ def read_table(path):
 
 def text_columns(path, header):
     """The names of the columns with texts, one or two."""
-    columns = [name for name in header if name != LABEL and name.lower() not in LEFT_OUT]
+    columns = [name for name in header if name != LABEL and name.lower() not in IGNORED]
     if len(columns) not in (1, 2):
         raise UserError(f"{path}:1: {len(columns)} columns of texts ({', '.join(columns)}); there "
-                        f"must be one or two besides {LABEL}, {', '.join(LEFT_OUT)}")
+                        f"must be one or two besides {LABEL}, {', '.join(IGNORED)}")
     return tuple(columns)
 
 
@@ -127,8 +127,7 @@ def read_examples(path, task, labelled=True):
 
 
 def read_folder(name, search=False):
-    """(OwnTask, {split: examples}) of a FolderName. A test file has labels where its column is
-    there."""
+    """(OwnTask, {split: examples}) of a FolderName. A test file has labels if it has the column."""
     task = infer_task(name)
     splits = {}
     for split, path in name.files(search).items():
@@ -142,7 +141,7 @@ def parse_label(cell, task, place):
     word = " ".join(cell.split())
     if task.regression:
         if not NUMBER.fullmatch(word) or not math.isfinite(float(word)):
-            raise UserError(f"{place}: the label {cell!r} is no number, as the others are")
+            raise UserError(f"{place}: the label {cell!r} is not a number; the others are")
         return (float(word) - task.mean) / task.deviation
     if word not in task.labels:
         known = ", ".join(task.labels[:20])
@@ -155,7 +154,7 @@ def infer_task(name):
     path = name.files()["train"]
     header, lines = read_table(path)
     if header.count(LABEL) != 1:
-        raise UserError(f"{path}:1: {header.count(LABEL)} columns are named {LABEL}; one must be")
+        raise UserError(f"{path}:1: {header.count(LABEL)} columns are named {LABEL}, not one")
     words = [" ".join(cells[header.index(LABEL)].split()) for _, cells in lines]
     text = text_columns(path, header)
     if "" in words:
@@ -196,8 +195,8 @@ def read_spec(folder):
 
 
 def export_head(weights, task):
-    """(weights, OwnTask) of a model that is exported: its head gives the values of a regression
-    themselves."""
+    """(weights, OwnTask) of a model that is exported. The head of a regression then gives values on
+    the scale of the labels."""
     if not task or not task.regression:
         return weights, task
     head = {

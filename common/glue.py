@@ -81,8 +81,8 @@ def path_of(folder, name, split):
 
 
 def files(folder, name, search=False):
-    """{split: path} of a task. search: train and dev alone, all that a search may read. Test files
-    need not be there, nor AX. Raises UserError where another one is missing."""
+    """{split: path} of a task. search: train and dev only. Test files and AX are optional. Raises
+    UserError where another file is missing."""
     splits = ["train", "dev", "test"]
     if name == "MNLI":
         splits = ["train", "dev", "dev_mismatched", "test", "test_mismatched", "test_diagnostic"]
@@ -155,8 +155,8 @@ def load(folder, task, split):
 def load_unlabelled(path, task):
     """Read a test file, or a user's own file, whose first line names the task's text columns.
 
-    Every line needs a prediction: text that is missing is empty, text behind the last column is
-    left out, and one warning counts such lines.
+    Every line needs a prediction: missing text counts as empty, text after the last column is
+    ignored, and one warning counts such lines.
     """
     lines = list(read_lines(path))
     header = lines.pop(0)[1] if lines else []
@@ -277,8 +277,8 @@ def write_submission(folder, task, outputs, split):
 
 
 class GlueTask(tasks.Task):
-    """One of GLUE. "test" is a split where the file is there, and so are MNLI's mismatched ones and
-    AX; of a file of the user's own it is the only one."""
+    """A task of GLUE. Its splits are those that have a file; the file of --predict is the only
+    split, "test"."""
 
     def __init__(self, name, source, tokenizer, recipe):
         self.task = source.spec

@@ -1,4 +1,4 @@
-"""Run folders, checkpoints, a queue of jobs, and the weights that a model starts from.
+"""Run folders, checkpoints, a queue of jobs, and initial weights.
 
 A run folder holds config.json, log.jsonl, checkpoint.pt and done.json. The same command continues
 where it stopped. log.jsonl and mformer.py's history.jsonl grow line by line, and a line that a
@@ -89,7 +89,7 @@ class RunFolder:
     settings: what is compared with the folder's, except NOT_COMPARED; default: all of cfg. reads:
     {flag: files and folders that the run reads}. Their fingerprints are compared, unless the
     commands before read nothing of the flag: a search can run one phase at a time. compared:
-    settings of NOT_COMPARED that are compared all the same. writes: further names that --restart
+    settings of NOT_COMPARED that must agree in this run. writes: further names that --restart
     deletes.
     """
 
@@ -203,11 +203,11 @@ class RunFolder:
             self.board.flush()
 
     def save_settings(self, cfg, **facts):
-        """Write to config.json what the settings stand for, now that the data are open, and more
-        facts; what was given is kept as `asked`. cfg does not change from here on."""
+        """Write the resolved settings and further facts to config.json, once the data are open.
+        `asked` keeps the settings as they were given."""
         if self.ranks.main:
             asked = self.record["asked"]
-            # of a finished run no data are opened, and its settings stay
+            # a phase that opens no data keeps what another phase has resolved
             self.record["settings"] |= {
                 name: value for name, value in as_json(dataclasses.asdict(cfg)).items()
                 if value != asked[name]}
@@ -225,8 +225,8 @@ class RunFolder:
             write_json(self.folder / "done.json", result)
 
     def print_result(self, cfg, best, *words, same=("preset", "task", "device")):
-        """Print the folder and the best file of a finished run, and the command that comes next:
-        these words, and of the given flags those in `same`."""
+        """Print the folder and the best file of a finished run, and the next command: these words,
+        and the flags in `same` if they were given."""
         print0(self.ranks, f"{self.folder}: finished (--restart begins again); "
                            f"best: {self.folder / best}")
         if not words or cfg.dry_run:
@@ -324,7 +324,7 @@ def finite(weights, path):
 
 
 def settings_from(cfg, command, settings, source, names, also=()):
-    """What a Config takes of a model's settings, as {name: value}: `names`, where a flag that
+    """The settings that a Config takes from a model, {name: value}: `names`, where a flag that
     differs is a UserError, and `also`, which a flag overrides."""
     taken = {}
     for name in (*names, *also):
@@ -357,8 +357,8 @@ def read_run(path, cfg, program, actions):
         raise UserError(f"{folder}: made by another version of this program; name another run")
     newest_path, state = newest(folder / "checkpoint.pt")
     if not newest_path:
-        raise UserError(f"{folder}: no checkpoint.pt; of a fine-tuning name one of its models, "
-                        f"{folder}/TASK; else let the run save first")
+        raise UserError(f"{folder}: no checkpoint.pt; for a fine-tuning name one of its models, "
+                        f"{folder}/TASK; for another run, wait until it has saved")
     if not (folder / "done.json").exists():
         warnings.warn(f"{folder}: not finished; its newest checkpoint is used")
     owned = {name: model if name == "optimizer" else finite(model, folder)

@@ -181,7 +181,7 @@ def encode_context(tokenizer, text):
 
 def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
     """Questions -> Features. max_length: tokens of an input, special ones included. training: with
-    targets, from each question's first answer; one without a token is treated as missing."""
+    targets, from each question's first answer; an answer without a token counts as missing."""
     max_query = min(max_query, max_length - 3 - 1)
     queries = []
     contexts = []
@@ -234,9 +234,9 @@ def rank(features, starts, ends, scores, null, relative=False):
 
     starts, ends: (W, K) positions in the window's input; spans outside the paragraph, with a start
     that the window does not own, or longer than MAX_ANSWER tokens are dropped. scores: (W, K).
-    null: (W,) the score of "no answer", of which a question's smallest counts; relative: minus the
-    best span's score. Returns Predictions: texts {id: the best answer}, nbest {id: list of {"text",
-    "score", "probability"}}, null_odds {id: float}.
+    null: (W,) scores of "no answer"; a question has the smallest of its windows. relative: subtract
+    the best span's score from it. Returns Predictions: texts {id: the best answer}, nbest {id: list
+    of {"text", "score", "probability"}}, null_odds {id: float}.
     """
     spans = [[] for _ in features.questions]  # (score, start, end) in characters
     lowest = np.full(len(spans), np.inf)
@@ -331,8 +331,8 @@ def evaluate(questions, predictions, null_odds=None, threshold=0.0):
 
 
 class SquadTask(tasks.Task):
-    """A span of the paragraph; in 2.0 [CLS] stands for "no answer". Of a file of the user's own the
-    only split is "dev"."""
+    """A span of the paragraph; in 2.0 [CLS] stands for "no answer". The file of --predict is the
+    only split, "dev"."""
 
     def __init__(self, name, source, tokenizer, recipe):
         self.threshold = source.spec  # of "no answer"; None: the best on dev
@@ -359,8 +359,8 @@ class SquadTask(tasks.Task):
         return [Predictions(empty, {}, dict.fromkeys(empty, 0.0))]
 
     def answers(self, outputs):
-        """common.Predictions on dev. outputs: start and end logits (W, T, 2) of the windows;
-        a beam, as rank takes it; or Predictions, which are returned."""
+        """Predictions on dev. outputs: start and end logits (W, T, 2) of the windows; a beam, as
+        rank takes it; or Predictions, which are returned."""
         if isinstance(outputs, Predictions):
             return outputs
         if isinstance(outputs, tuple):
@@ -368,9 +368,8 @@ class SquadTask(tasks.Task):
         return extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
 
     def score(self, split, outputs):
-        """The official scores as fractions; "main" is F1. In 2.0 they are those of the answers that
-        are written: above the threshold of "no answer" with the best F1 on dev they are
-        withdrawn."""
+        """The official scores as fractions; "main" is F1. In 2.0 an answer is withdrawn, as in the
+        written files, if its odds of "no answer" exceed the threshold with the best F1 on dev."""
         predictions = self.answers(outputs)
         odds = predictions.null_odds if self.name == "SQuAD2.0" else None
         scores = evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
@@ -378,7 +377,7 @@ class SquadTask(tasks.Task):
 
     def write(self, split, outputs, folder):
         """Write predictions.json, nbest_predictions.json and null_odds.json; returns the path of
-        the first. In 2.0 answers above the threshold are withdrawn, and THRESHOLD keeps it."""
+        the first. In 2.0 answers above the threshold are withdrawn; the file THRESHOLD has it."""
         predictions = self.answers(outputs)
         texts = predictions.texts
         if self.name == "SQuAD2.0":

@@ -1,4 +1,4 @@
-"""Tasks behind one face, their recipes, and batches of their examples.
+"""The interface of all tasks, their recipes, and batches of their examples.
 
 GlueTask (common/glue.py), SquadTask (common/squad.py) and RaceTask (data/race.py) are the tasks.
 """
@@ -27,8 +27,7 @@ class Recipe:
     main: str = "accuracy"  # the metric that counts; "a+b" is the mean of two
 
 
-# examples: {split: what was read}; file: one that --predict takes; spec: what is known of the task
-# besides
+# examples: {split: what was read}; file: one that --predict takes; spec: further facts on the task
 Source = namedtuple("Source", "examples file spec", defaults=(None,))
 
 
@@ -42,8 +41,8 @@ class Task:
 
     A subclass stands next to the reader of its data and is made from (name, source, tokenizer,
     recipe). Its sources come from read(name, folder, search), and, for a file of the user's own,
-    from read_file(name, path, model); model: the folder of the tuned model. search: train and dev
-    alone, all that a search may read.
+    from read_file(name, path, model); model: the folder of the tuned model. search: read train
+    and dev only.
     """
 
     def __init__(self, name, kind, outputs, metrics, recipe, source, splits):

@@ -37,7 +37,7 @@ LONGEST_WORD = 100  # characters; BERT makes longer words unknown
 MEMO_WORDS = 200_000  # words that WordPiece remembers, about 50 MB
 # combining marks are among these; dashes and quotes are not
 MARKS = re.compile("[\u0300-\u1fff\u20d0-\U0010ffff]")
-# what stands between BERT's white space
+# a run of characters without BERT's white space
 WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
 CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
                  "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]")
@@ -67,8 +67,8 @@ def preprocess(text):
 
 
 def preprocess_aligned(text):
-    """preprocess(text), and the start and the end in the text of each of its characters. What has
-    no character of its own, such as an accent, belongs to the character before it."""
+    """preprocess(text), and the start and the end in the text of each of its characters. A part
+    without a character of its own, such as an accent, belongs to the character before it."""
     chars = []
     starts = []
     # the second quote becomes a combining mark, which is dropped
@@ -122,8 +122,8 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def save(self, folder):
-        """Copy the vocabulary to where load_tokenizer looks for it, with its rules where they are
-        not those of lower case; returns the path."""
+        """Copy the vocabulary into a folder for load_tokenizer, with its rules unless they are the
+        default, lower case; returns the path."""
         target = Path(folder) / self.file_name
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, self.content())
@@ -285,7 +285,7 @@ class WordPieceTokenizer(Tokenizer):
         character before it."""
         chars = self.characters(word)
         starts = [0, *(i for _, i in chars[1:]), len(word)]
-        edges = [0]  # of what are words in BERT
+        edges = [0]  # of BERT's words
         for k, (char, _) in enumerate(chars):
             if is_word(char, self.rules.chinese):
                 edges += [k, k + 1]
