@@ -997,7 +997,7 @@ def pretrain(cfg, command):
         if not run.finished():
             cfg = dataclasses.replace(cfg, **inputs.flags)
             data = open_corpus(cfg, command, ranks, run.folder)
-            cfg = resolve_vocabulary(cfg, source, data.tokenizer)
+            cfg = resolve_data(cfg, source, data.tokenizer)
             before = (source.trained or cfg.positions) if source else 0
             run.save_settings(cfg, trained=max(before, cfg.length))
             run.finish(pretrain_language_model(source, data, cfg, run))
@@ -1111,7 +1111,7 @@ def resolve(cfg, command, ranks, source):
     return cfg
 
 
-def resolve_vocabulary(cfg, source, tokenizer):
+def resolve_data(cfg, source, tokenizer):
     """The settings with the size of the vocabulary: the tokenizer's, or that of the embedding of
     --init."""
     size = tokenizer.vocab_size
@@ -1341,7 +1341,7 @@ def finetune(cfg, command):
             cfg = dataclasses.replace(cfg, **inputs.flags)
             tokenizer = open_tokenizer(cfg)
             on_main(ranks, tokenizer.save, run.folder)
-            cfg = resolve_vocabulary(cfg, source, tokenizer)
+            cfg = resolve_data(cfg, source, tokenizer)
             run.save_settings(cfg)
             results = finetune_tasks(names, source, tokenizer, cfg, run)
             run.finish(on_main(ranks, summarise, run.folder, results))

@@ -13,7 +13,7 @@ Tour:    follow the map row by row: kinds of layers, how they run and share weig
          Skip the text form, find_softmax_attention, the edits and fine-tuning at first.
 Map:     Table 1 -> table_1, infer        Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
-         Alg. 1 -> search                 App. D.1 -> evaluate_candidate      App. D.2 -> pretrain
+         Alg. 1 -> search                 App. D.1 -> score_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
 Differs: There are 45 departures from the paper, D1 to D45: grep -n '# D[0-9]' autobert_zero.py
 """
@@ -1185,7 +1185,7 @@ def propose(history, number, cfg):
     return proposals
 
 
-def evaluate_candidate(arch, number, supernet, data, cfg, path):
+def score_candidate(arch, number, supernet, data, cfg, path):
     """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}.
 
     number: of the round. Each round reads its own part of the text; a network that is trained again
@@ -1252,15 +1252,15 @@ def score_task(model, task, cfg, device):
     return max(task.score("dev", predict(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
-def evaluate_all(archs, number, supernet, run, name, data, cfg, best=1.0):
-    """{id: evaluate_candidate's result} of {id: architecture}, shared out over the processes, the
+def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
+    """{id: score_candidate's result} of {id: architecture}, shared out over the processes, the
     longest formulas first, since they tend to take longest. The folder NAME of the run keeps them,
     and the weights ID.pt. Prints and logs a line for each; best: the score above which it is
     marked."""
     folder = run.folder / name
 
     def evaluate(key):
-        return evaluate_candidate(archs[key], number, supernet, data, cfg, folder / str(key))
+        return score_candidate(archs[key], number, supernet, data, cfg, folder / str(key))
 
     def report(key, result):
         nonlocal best
@@ -1291,7 +1291,7 @@ def search(supernet, run, data, cfg):
         name = f"round-{number}"
         proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # lines 1, 4 to 7
         archs = {key: arch for key, (_, arch) in proposals.items()}
-        results = evaluate_all(archs, number, supernet, run, name, data, cfg,  # lines 2, 8, 9
+        results = score_candidates(archs, number, supernet, run, name, data, cfg,  # lines 2, 8, 9
                                score_to_beat(history, data))
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
@@ -1356,7 +1356,7 @@ def first_super_net(source, run, data, cfg):
         archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
         longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
         no_tasks = dataclasses.replace(data, tasks={})
-        result = evaluate_all(archs, 0, first, run, "warm-start", no_tasks, longer)["hybrid"]
+        result = score_candidates(archs, 0, first, run, "warm-start", no_tasks, longer)["hybrid"]
         if result["diverged"]:
             raise UserError(f"{run.folder}: the warm start diverged; lower --lr, --restart")
         first.load_rest(load_file(run.folder / "warm-start" / "hybrid.pt"))
@@ -1385,7 +1385,7 @@ def train_finalists(history, first, run, data, cfg):
                                  train_examples=cfg.finalist_times * cfg.train_examples)
     if cfg.train_examples:
         data = open_proxies(data.tasks, longer, data)
-    results = evaluate_all(archs, 0, first, run, "finalists", data, longer)
+    results = score_candidates(archs, 0, first, run, "finalists", data, longer)
     finalists = [{**line, **results.pop(line["id"])} for line in lines]
     return finalists, results
 

@@ -18,6 +18,8 @@ Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, ev
          Table 1, 2 -> FEATURES, space_of        Sec. 6 -> PRESETS, learning_rate
          Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED   Sec. 7 -> Ranker.importance
          Sec. 8 -> --search_decoder              Fig. 3, Table 5 -> tests/claims
+Tour:    linear_read, reweight, Layer, train_step, train_supernet, Ranker, prune, evolve, search are
+         the paper. Skip at first the sections translation and command line.
 Differs: There are 31 departures from the paper, D1 to D31: grep -n '# D[0-9]' mformer.py
          A * marks a departure from released code, not from the text of the paper.
 """

@@ -87,14 +87,14 @@ def warm_start(seed, folder):
 
 
 def train(arch, seed, times, tasks, folder):
-    """evaluate_candidate's result of a network at this multiple of a candidate's budget."""
+    """score_candidate's result of a network at this multiple of a candidate's budget."""
     cfg = search_table.settings(seed)
     cfg = dataclasses.replace(cfg, steps=times * cfg.steps, finetune_epochs=times)
     first = abz.SuperNet(cfg)
     first.load_rest(load_file(folder / f"warm-{seed}.pt"))
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "candidate"
-        return abz.evaluate_candidate(arch, 0, first, open_data(folder, tasks), cfg, path)
+        return abz.score_candidate(arch, 0, first, open_data(folder, tasks), cfg, path)
 
 
 def train_alone(name, arch, seed, times, folder):

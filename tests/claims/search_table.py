@@ -105,7 +105,7 @@ def warm_start(seed, corpus, glue, folder):
     longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
     text = dataclasses.replace(open_data(corpus, glue), tasks={})
     hybrid = abz.hand_designed(cfg.layers)["hybrid"]
-    abz.evaluate_candidate(hybrid, 0, abz.SuperNet(cfg), text, longer, path)
+    abz.score_candidate(hybrid, 0, abz.SuperNet(cfg), text, longer, path)
 
 
 def train_network(network, seed, corpus, glue, tasks, folder, end):
@@ -119,7 +119,7 @@ def train_network(network, seed, corpus, glue, tasks, folder, end):
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "candidate"
         data = open_data(corpus, glue, tasks)
-        result = abz.evaluate_candidate(arch, 0, first, data, cfg, path)
+        result = abz.score_candidate(arch, 0, first, data, cfg, path)
     return {
         "network": network,
         "seed": seed,
