@@ -27,7 +27,7 @@ ENDINGS = (".tsv", ".csv")
 IGNORED = ("id", "idx", "index")  # columns
 LABEL = "label"
 SPEC = "task.json"  # next to a fine-tuned model: its glue.Task
-FIX = "a folder of one's own has train and dev, as .tsv or .csv"
+FIX = "a folder with a task of your own needs a train and a dev file, .tsv or .csv"
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 

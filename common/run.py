@@ -143,7 +143,7 @@ class RunFolder:
             self._clear(WRITES)
         elif computed and difference:
             raise UserError(f"{self.folder}: {difference}")
-        elif difference:  # data.inputs.open_text checks of which text a corpus is
+        elif difference:  # data.inputs.open_text replaces a corpus that was made from other text
             self._clear({*WRITES} - {"corpus"})
         elif computed:
             self.record = old | {"read": old["read"] | self.record["read"]}
