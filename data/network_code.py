@@ -1,15 +1,19 @@
 """A network that autobert_zero.py found, as a Python module in plain torch and as a drawing.
 
-The module has the source of autobert_zero.py's own classes and functions. Only the attentions are
-generated: a class for each of them, with a line for each of its products, sums and softmaxes.
+The module is templates/network.py, with its marks filled in. It has the source of
+autobert_zero.py's own classes and functions. Only the attentions are generated: a class for each of
+them, with a line for each of its products, sums and softmaxes.
 """
 import ast
+import re
 import sys
 from pathlib import Path
 
 from common.files import save_file, write_atomic
 from data import hf_models
 
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+MARK = re.compile(r"FILL_(\w+)")
 SPAN = ("start", "end")  # labels of a head for answers to questions
 AXES = {"nd": "(B, N, T, D)", "dn": "(B, N, D, T)", "nn": "(B, N, T, T)", "dd": "(B, N, D, D)"}
 PYTHON = {  # an operation of Table 1 as an expression of its operands
@@ -30,173 +34,37 @@ CALLS = {  # by what the network was trained for
     "classes": "logits = network(batch)  # (B, labels), as in LABELS",
     "spans": "logits = network(batch)  # (B, T, 2), start and end of an answer",
 }
-
-HEAD = '''"""A language model found by a search (AutoBERT-Zero, arXiv:2107.07445), in plain PyTorch.
-
-    network = load("{weights}").eval()
-    {call}
-    states = network.encoder(**batch)  # (B, T, H), for a head of your own
-
-A batch has ids, token_type_ids (0 or 1): (B, T) int64, padded with anything; lengths: (B,) real
-tokens.
-A sequence is CLS, text, SEP or CLS, first, SEP, second, SEP, and has at most LENGTH tokens.
-The vocabulary is {tokenizer.file_name} next to this file, {case}.
-The classes are those of autobert_zero.py. Comments D1, D2, ... are departures from the paper.
-B batch, T tokens, H hidden, N heads, D head dim, V vocabulary, E embedding, K kernel.
-
-{layers}
-"""
-import math
-import unicodedata
-from types import SimpleNamespace
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils.checkpoint import checkpoint as recompute
-
-CONFIG = SimpleNamespace(
-    vocab_size={cfg.vocab_size},
-    hidden={cfg.hidden},
-    heads={cfg.heads},
-    ffn={cfg.ffn},
-    embedding={cfg.embedding},
-    dropout={cfg.dropout},
-    init_std={cfg.init_std},
-    recompute={cfg.recompute},
-)
-LENGTH = {length}  # tokens of the longest sequence that the network was trained on
-PAD = {tokenizer.pad_id}
-UNK = {tokenizer.unk_id}
-CLS = {tokenizer.cls_id}
-SEP = {tokenizer.sep_id}
-MASK = {tokenizer.mask_id}
-LABELS = {labels}  # of a task's head
-'''
-
-CLEAN = '''
-def clean(text):
-    """A text as the vocabulary was trained on it."""
-    text = " ".join(text.split()).replace("``", '"').replace("\'\'", '"')
-    text = unicodedata.normalize("NFKD", text)
-    return "".join(c for c in text if not unicodedata.combining(c)).lower()
-'''
-
-COMMAS = '''
-def split_commas(pieces, text):
-    """The ids of a text. ALBERT's rule: "▁2011," is split again, without its comma."""
-    ids = []
-    for i in pieces.encode(text):
-        name = pieces.id_to_piece(i)
-        if not (name[-1] == "," and name[-2:-1].isdecimal()):
-            ids.append(i)
-            continue
-        parts = pieces.encode(name[:-1].replace("▁", ""), out_type=str)
-        if name[0] != "▁":  # inside a word: without the ▁ that encode adds
-            parts[0] = parts[0].removeprefix("▁")
-        ids += [pieces.piece_to_id(part) for part in [*parts, ","] if part]
-    return ids
-'''
-
-ENCODE = '''
-def encode(pieces, first, second=""):
-    """A batch of one: a text or two, cut to LENGTH tokens. pieces: a
-    sentencepiece.SentencePieceProcessor."""
-    first = {encode}{clean}(first))
-    second = {encode}{clean}(second))
-    room = LENGTH - 3 if second else LENGTH - 2
-    keep = {keep}
-    ids = [CLS, *first[:keep], SEP]
-    token_type_ids = [0] * len(ids)
-    if second:
-        ids += [*second[:room - keep], SEP]
-        token_type_ids += [1] * (len(ids) - len(token_type_ids))
-    lengths = torch.tensor([len(ids)])
-    token_type_ids = torch.tensor([token_type_ids])
-    return {{"ids": torch.tensor([ids]), "token_type_ids": token_type_ids, "lengths": lengths}}
-'''
+SETTINGS = "vocab_size", "hidden", "heads", "ffn", "embedding", "dropout", "init_std", "recompute"
 KEEP = "min(len(first), max(room - len(second), (room + 1) // 2))  # the longer text is cut"
 KEEP_QUESTION = "min(len(first), 64)  # of the question; a longer passage loses its end"
-
-ATTENTION = '''
-class Attention(nn.Module):
-    """Projections of x, a found formula in each head, W_O (Eq. 1)."""
-    reads = ""  # inputs of the formula, of Q, K, V, P
-
-    def __init__(self, hidden, heads, dropout):
-        super().__init__()
-        self.heads = heads
-        self.scale = math.sqrt(hidden // heads)
-        self.dropout = nn.Dropout(dropout)
-        self.inputs = nn.Linear(hidden, len(self.reads) * hidden)
-        self.output = nn.Linear(hidden, hidden)
-
-    def forward(self, x, mask):
-        B, T, H = x.shape
-        stacked = self.inputs(x).view(B, T, len(self.reads), self.heads, H // self.heads)
-        mixed = self.mix(mask, *stacked.permute(2, 0, 3, 1, 4))  # of (B, N, T, D) each
-        return self.output(mixed.transpose(1, 2).reshape(B, T, H))  # (B, N, T, D) -> (B, T, H)
-'''
-
-LOAD = '''
-ARCH = [{arch}]
-
-
-def make_network():
-    """The network with random weights."""
-    return {network}
-
-
-def load(path):
-    """The network with the weights of a file."""
-    network = make_network()
-    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    return network
-'''
-
-TRANSFORMERS = '''"""A network for transformers:
-
-    model = AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
-"""
-import torch
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
-
-from .network import make_network
-
-
-class NetworkConfig(PretrainedConfig):
-    model_type = "autobert_zero"
-
-
-class NetworkModel(PreTrainedModel):
-    config_class = NetworkConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.network = make_network()
-        self.post_init()
-
-    def forward(self, input_ids, attention_mask=None, token_type_ids=None, **others):
-        """Ids (B, T) -> last_hidden_state (B, T, H). attention_mask: 1 at real tokens, which come
-        first. self.network has the heads that the network was trained with."""
-        if token_type_ids is None:
-            token_type_ids = torch.zeros_like(input_ids)
-        lengths = None
-        if attention_mask is not None:
-            lengths = attention_mask.sum(-1)
-            if (attention_mask.diff(dim=-1) > 0).any():
-                raise ValueError("attention_mask: zeros stand before ones, and this network has "
-                                 "its padding on the right; set tokenizer.padding_side='right'")
-        states = self.network.encoder(input_ids, token_type_ids, lengths)
-        return BaseModelOutput(last_hidden_state=states)
-'''
 
 
 def replaced(text, old, new):
     """The text with `new` in the one place where `old` stands."""
     before, after = text.split(old)  # a ValueError anywhere else
     return before + new + after
+
+
+def template(name):
+    """The text of a file in templates/, without the comment above its docstring."""
+    text = (TEMPLATES / name).read_text(encoding="utf-8")
+    return text[text.index('"""'):]
+
+
+def without_function(text, name):
+    """The text of a template without one of its functions, which has no empty line."""
+    text, count = re.subn(rf"\n\n\ndef {name}\(.*?(?=\nFILL|\n\n)", "", text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"the template has {count} functions {name}")
+    return text
+
+
+def fill(text, values):
+    """The text of a template with a value for each of its marks FILL_NAME."""
+    marks = MARK.findall(text)
+    if sorted(marks) != sorted(values):
+        raise ValueError(f"the template has the marks {marks}, and the values are {[*values]}")
+    return MARK.sub(lambda match: str(values[match[1]]), text)
 
 
 def sources(home, *names):
@@ -273,6 +141,28 @@ class {title}(Attention):
 '''
 
 
+def encoding(text, tokenizer, spans):
+    """(the template `text` without functions that this vocabulary does not need, values of the
+    marks in encode())."""
+    if tokenizer.file_name != "spiece.model":
+        for name in ("clean", "split_commas", "encode"):
+            text = without_function(text, name)
+        return text, {}
+    clean = "clean"
+    if not tokenizer.lower:
+        clean = ""
+        text = without_function(text, "clean")
+    call = "split_commas(pieces, "
+    if not tokenizer.without_comma:
+        call = "pieces.encode("
+        text = without_function(text, "split_commas")
+    return text, {
+        "first_ids": f"{call}{clean}(first))",
+        "second_ids": f"{call}{clean}(second))",
+        "keep": KEEP_QUESTION if spans else KEEP,
+    }
+
+
 def write_code(home, arch, weights, cfg, tokenizer, labels, length):
     """The source of a network. weights: the name of its file; labels: of the outputs of a task's
     head, None of a language model; length: tokens of its longest sequence."""
@@ -286,24 +176,27 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
     helpers = ("fill_padding", "cosine", "euclidean")
     helpers = [name for name in helpers if f"{name}(" in "".join(mixers)]
     kind = "words" if labels is None else "spans" if spans else "classes"
-    layers = [f"{number:4}  {home.arch_text([layer])}" for number, layer in enumerate(arch, 1)]
-    case = "of lower case" if tokenizer.lower else "which keeps case"
-    parts = [HEAD.format(weights=weights, call=CALLS[kind], tokenizer=tokenizer, case=case, cfg=cfg,
-                         layers="\n".join(layers), length=length, labels=labels)]
-    if tokenizer.file_name == "spiece.model":
-        clean = "clean" if tokenizer.lower else ""
-        encode = "pieces.encode("
-        parts += [CLEAN] if clean else []
-        if tokenizer.without_comma:
-            encode = "split_commas(pieces, "
-            parts.append(COMMAS)
-        parts.append(ENCODE.format(
-            encode=encode, clean=clean, keep=KEEP_QUESTION if spans else KEEP))
-    parts += [*sources(home, *helpers, model), ATTENTION, *mixers]
     heads = f", len(LABELS), spans={spans}" if labels else ""
-    classes = ", ".join(str(titles.get(layer, layer)) for layer in arch)
-    parts.append(LOAD.format(arch=classes, network=f"{model}(ARCH, CONFIG{heads})"))
-    return "\n".join(parts)
+    text, values = encoding(template("network.py"), tokenizer, spans)
+    for name in SETTINGS:
+        values[name] = getattr(cfg, name)
+    for name in ("pad", "unk", "cls", "sep", "mask"):
+        values[name] = getattr(tokenizer, f"{name}_id")
+    # sources and attentions: the values have the empty lines above them and their last line end
+    return fill(text, values | {
+        "weights": weights,
+        "call": CALLS[kind],
+        "vocabulary": tokenizer.file_name,
+        "case": "of lower case" if tokenizer.lower else "which keeps case",
+        "layers": "\n".join(
+            f"{number:4}  {home.arch_text([layer])}" for number, layer in enumerate(arch, 1)),
+        "length": length,
+        "labels": labels,
+        "sources": "\n" + "\n".join(sources(home, *helpers, model)),
+        "attentions": "".join(f"\n{mixer}" for mixer in mixers),
+        "arch": ", ".join(str(titles.get(layer, layer)) for layer in arch),
+        "network": f"{model}(ARCH, CONFIG{heads})",
+    })
 
 
 def write_network(path, model, cfg, tokenizer, labels, length):
@@ -335,7 +228,7 @@ def write_hugging_face(folder, model, cfg, tokenizer, labels, length):
     weights = {f"network.{name}": value for name, value in model.state_dict().items()}
     hf_models.write_folder(folder, weights, config, tokenizer)
     write_network(folder / "network.py", model, cfg, tokenizer, labels, length)
-    write_atomic(folder / "modeling.py", TRANSFORMERS)
+    write_atomic(folder / "modeling.py", template("modeling.py"))
 
 
 def mermaid(home, arch):

@@ -15,7 +15,7 @@ from small_runs import ALONE, FakeTokenizer
 from torch.testing import assert_close
 
 import autobert_zero as abz
-from data.network_code import write_network
+from data.network_code import fill, write_network
 
 TINY = abz.Config(
     vocab_size=50,
@@ -406,6 +406,14 @@ def global_names(code):
     names = {each.argval for each in dis.get_instructions(code) if "LOAD_" in each.opname
              and each.opname.endswith(("GLOBAL", "NAME"))}
     return names.union(*[global_names(part) for part in code.co_consts if hasattr(part, "co_code")])
+
+
+def test_a_template_takes_a_value_for_each_mark():
+    values = {"x": "FILL_y", "y": 2}
+    assert fill("FILL_x, FILL_y", values) == "FILL_y, 2"
+    for text in ("FILL_x", "FILL_x, FILL_y, FILL_x", "FILL_x, FILL_y, FILL_z"):
+        with pytest.raises(ValueError, match="the marks"):
+            fill(text, values)
 
 
 @pytest.mark.parametrize("number", range(3))

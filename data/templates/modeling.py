@@ -1,0 +1,38 @@
+# The file modeling.py of a folder that `python autobert_zero.py --export FOLDER` writes. It is read
+# as text and never imported. These lines are dropped.
+"""A network for transformers:
+
+    model = AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
+"""
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from .network import make_network
+
+
+class NetworkConfig(PretrainedConfig):
+    model_type = "autobert_zero"
+
+
+class NetworkModel(PreTrainedModel):
+    config_class = NetworkConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.network = make_network()
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, token_type_ids=None, **others):
+        """Ids (B, T) -> last_hidden_state (B, T, H). attention_mask: 1 at real tokens, which come
+        first. self.network has the heads that the network was trained with."""
+        if token_type_ids is None:
+            token_type_ids = torch.zeros_like(input_ids)
+        lengths = None
+        if attention_mask is not None:
+            lengths = attention_mask.sum(-1)
+            if (attention_mask.diff(dim=-1) > 0).any():
+                raise ValueError("attention_mask: zeros stand before ones, and this network has "
+                                 "its padding on the right; set tokenizer.padding_side='right'")
+        states = self.network.encoder(input_ids, token_type_ids, lengths)
+        return BaseModelOutput(last_hidden_state=states)
