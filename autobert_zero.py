@@ -15,7 +15,7 @@ Map:     Table 1 -> table_1, infer        Sec. 3.1 -> sample_arch, grow       Fi
          Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
          Alg. 1 -> search                 App. D.1 -> score_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Differs: There are 45 departures from the paper, D1 to D45: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 46 departures from the paper, D1 to D46: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import collections
@@ -1807,7 +1807,8 @@ def pretrain(cfg, command):
         if not run.finished():
             data = open_corpus(cfg, command, ranks, run.folder)
             cfg = resolve_data(cfg, command, data)
-            run.save_settings(cfg)
+            before = source.trained if source else 0
+            run.save_settings(cfg, trained=max(before, cfg.length))
             run.finish(pretrain_language_model(source, data, cfg, run))
         result = run.finished()
         accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
@@ -1822,7 +1823,9 @@ def pretrain_language_model(source, data, cfg, run):
     """Make the model, train and evaluate it; returns its scores and their baseline."""
     seed_everything(cfg.seed, "model")
     model = LanguageModel(parse_arch(cfg.arch), cfg)
-    start = start_from(model, source) if source else "from scratch"
+    start = "from scratch"
+    if source:
+        start = start_from(model, source) + extend_positions(model, source, cfg.length)
     print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
@@ -1832,8 +1835,9 @@ def pretrain_language_model(source, data, cfg, run):
 
 # Weights to start from
 
-# settings: of the run; arch: of the model in text form, "" of a super-net
-Pretrained = collections.namedtuple("Pretrained", "path settings weights arch")
+# settings: of the run; arch: of the model in text form, "" of a super-net; trained: the number of
+# positions that have been trained
+Pretrained = collections.namedtuple("Pretrained", "path settings weights arch trained")
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding", "vocab_size")  # taken from --init
 FREE = ("length", "dropout", "init_std")  # taken from --init, unless a flag is given
 
@@ -1861,11 +1865,12 @@ def load_pretrained(cfg, command):
     refuse_stopped_search(cfg, command)
     record, owned = read_run(cfg.init, cfg, command.program, ("search", "pretrain", "finetune"))
     settings = record["settings"]
+    trained = record.get("trained", settings["length"])
     if "model" in owned:
-        return Pretrained(cfg.init, settings, owned["model"], settings["arch"])
+        return Pretrained(cfg.init, settings, owned["model"], settings["arch"], trained)
     if not Path(cfg.init, "best.pt").exists():
         warnings.warn(f"{cfg.init}: no best.pt; its convolutions and attentions may be untrained")
-    return Pretrained(cfg.init, settings, owned["supernet"], "")
+    return Pretrained(cfg.init, settings, owned["supernet"], "", trained)
 
 
 def resolve(cfg, command, ranks, source):
@@ -1908,7 +1913,21 @@ def start_from(model, source):
     if not source.arch and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
     line = load_weights(model, weights, source.path, heads=("head",))
-    return f"{line}; trained on sequences of {source.settings['length']} tokens"
+    return f"{line}; trained on sequences of {source.trained} tokens"
+
+
+@torch.no_grad()
+def extend_positions(model, source, length):
+    """Give positions that the model of --init was not trained on the rows of those that it was;
+    returns a line on it, "" where there are none."""
+    # D46: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
+    # untrained ones hold up the training. The paper has one length
+    trained = source.trained
+    if trained >= length:
+        return ""
+    rows = model.encoder.position_embedding.weight
+    rows[trained:length] = rows[torch.arange(trained, length) % trained]
+    return f"; positions {trained} to {length - 1} are copies of 0 to {trained - 1}"
 
 
 # Fine-tuning
@@ -2016,7 +2035,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
         start = source
         if mnli:
             weights = load_file(mnli / "checkpoint.pt")["owned"]["model"]
-            start = Pretrained(mnli, {"length": cfg.length}, weights, cfg.arch)
+            start = Pretrained(mnli, {}, weights, cfg.arch, cfg.length)
         return train_task(task(name), start, settings, tokenizer, run.folder / "jobs" / job, run)
 
     return run_jobs(run.ranks, run.folder, jobs, work)

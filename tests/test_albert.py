@@ -521,24 +521,6 @@ def test_an_exported_model_answers_as_the_folder_of_its_task(ready, tmp_path):
     assert len(answers[0]) > 20
 
 
-def test_new_positions_are_copies_of_those_that_the_model_was_trained_on(ready):
-    """D26: --init of a run with a shorter --length."""
-    _, source = resolved(albert.Config(init=str(ready["albert"])))
-    trained = source.settings["length"]
-    model = albert.LanguageModel(albert.Config(**source.settings))
-    albert.start_from(model, source)
-    before = model.encoder.position_embedding.weight.detach().clone()
-    length = min(len(before), 2 * trained + 3)
-    line = albert.extend_positions(model, source, length)
-    after = model.encoder.position_embedding.weight
-    assert f"positions {trained} to {length - 1} are copies of 0 to {trained - 1}" in line
-    assert torch.equal(after[:trained], before[:trained])
-    for position in range(trained, length):
-        assert torch.equal(after[position], before[position % trained])
-    assert torch.equal(after[length:], before[length:])
-    assert albert.extend_positions(model, source, trained) == ""
-
-
 def test_the_first_token_baseline_learns_which_token_begins_which_segment():
     """Token 7 begins a first segment in three of four sequences, token 8 a second one."""
     def sentence_runs(number, size, *_):

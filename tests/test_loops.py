@@ -181,3 +181,20 @@ def test_learning_rates_are_the_papers(file, settings, rates):
     cfg = file.Config(**settings)
     for step, rate in rates.items():
         assert file.learning_rate(step, cfg) == pytest.approx(rate, rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize("file", [albert, autobert_zero])
+def test_new_positions_are_copies_of_those_that_the_model_was_trained_on(file):
+    """D26 of albert.py, D46 of autobert_zero.py: --init of a run with a shorter --length."""
+    cfg = file.Config(**SHAPE)
+    arch = [file.parse_arch("conv3 | conv3")] if file is autobert_zero else []
+    model = file.LanguageModel(*arch, cfg)
+    before = model.encoder.position_embedding.weight.detach().clone()
+    source = namedtuple("Source", "trained")(5)
+    line = file.extend_positions(model, source, 13)
+    after = model.encoder.position_embedding.weight
+    assert "positions 5 to 12 are copies of 0 to 4" in line
+    for position in range(13):
+        assert torch.equal(after[position], before[position % 5])
+    assert torch.equal(after[13:], before[13:])
+    assert file.extend_positions(model, source, 5) == ""
