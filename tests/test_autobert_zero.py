@@ -289,7 +289,7 @@ def test_a_search_from_a_tuned_model_begins_the_same_in_every_process():
     """Whatever has been drawn there. The model has no language-model heads: they are random."""
     arch = (9, MIXER)
     tuned = abz.TaskModel(arch, TINY, 2, False).state_dict()
-    source = abz.Pretrained("run", {"length": 32}, tuned, abz.arch_text(arch))
+    source = abz.Pretrained("run", {"length": 32}, tuned, abz.arch_text(arch), 32)
     run = SimpleNamespace(ranks=ALONE)
     one, two = [
         abz.first_super_net(source, run, None, TINY).weights
