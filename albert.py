@@ -56,7 +56,7 @@ class Config:
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
     restart: bool = False  # delete the run in the run folder and start again
     seed: int = 0  # of all random numbers
-    device: str = "auto"  # auto (a GPU, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile the model of --pretrain
     accumulate: int = 1  # micro-batches a step; --pretrain: at least one a process [>= 1]

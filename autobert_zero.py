@@ -56,7 +56,7 @@ class Config:
     out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
     restart: bool = False  # begin again in the run folder
     seed: int = 0  # of all random numbers [0, 4294967295]
-    device: str = "auto"  # auto (a GPU, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     dry_run: bool = False  # two real steps of every phase
     tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard

@@ -52,7 +52,7 @@ class Config:
     out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
     restart: bool = False  # start again in an existing run folder
     seed: int = 0  # of all random numbers
-    device: str = "auto"  # auto (a GPU, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
     accumulate: int = 16  # micro-batches a step, N of Alg. 1; raised to fit the processes [>= 1]

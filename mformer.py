@@ -59,7 +59,7 @@ class Config:
     out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
     restart: bool = False  # delete the run in its folder and start again
     seed: int = 0  # of all random choices
-    device: str = "auto"  # auto (a GPU, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the GPU has it
     compile: bool = False  # torch.compile the model of --train
     accumulate: int = 1  # micro-batches of a step; default: a multiple of the processes [>= 1]

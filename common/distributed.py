@@ -134,11 +134,11 @@ def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
 
 
 def pick_device(name, local_rank=0):
-    """The torch.device that a name stands for: "auto" (the accelerator, else the CPU), "cpu",
-    "cuda" or another kind of accelerator (the device of this process), "cuda:1"."""
+    """The torch.device that a name stands for: "auto" (CUDA, else the CPU), "cpu", "cuda" or
+    another kind of accelerator (the device of this process), "cuda:1"."""
     kind = accelerator()
     if name == "auto":
-        name = kind
+        name = kind if kind == "cuda" else "cpu"  # other kinds were not tested
     if name == kind != "cpu":
         name = f"{kind}:{local_rank}"
     choices = ["cpu", *(f"{kind}:{i}" for i in range(torch.accelerator.device_count()))]

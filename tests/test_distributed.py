@@ -167,8 +167,8 @@ def mac(monkeypatch):
 
 def test_another_accelerator_than_cuda_is_taken_and_runs_in_float32(mac, monkeypatch):
     device = torch.device("mps:0")
-    assert pick_device("auto") == pick_device("mps") == pick_device("mps:0") == device
-    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("mps") == pick_device("mps:0") == device
+    assert pick_device("auto") == pick_device("cpu") == torch.device("cpu")
     for name, local_rank in [("mps", 1), ("cuda", 0), ("mips", 0)]:
         with pytest.raises(UserError, match=f"device {name}.*: this machine has cpu, mps:0"):
             pick_device(name, local_rank)
