@@ -50,7 +50,7 @@ from torch.utils.flop_counter import FlopCounterMode
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
-    override presets, and presets override defaults, which are those of the preset base. The command
+    override presets, and presets override defaults. The defaults are the preset base; the command
     line starts from the preset demo."""
     preset: str = "base"  # demo | base | large | xlarge | xxlarge | bert-base, -large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
@@ -107,7 +107,7 @@ class Config:
     finetune_length: int | None = None  # tokens of an input [>= 8]
     finetune_dropout: float | None = None  # hidden and attention dropout [0, 1)
     runs: int = 1  # of each task; the median is reported (D20) [>= 1]
-    eval_every: int = 0  # steps between evaluations, of which the best counts; 0: up to 20 in all
+    eval_every: int = 0  # steps between evaluations; the best one counts; 0: up to 20 in all
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged
 
 
@@ -498,9 +498,9 @@ def flops(cfg):
 def join(segment_a, length_a, segment_b, length_b, tokenizer):
     """[CLS] A [SEP] B [SEP] (Sec. 4.1), or [CLS] A [SEP] where length_b is 0.
 
-    segment_a, segment_b: (B, width) tokens, of which length_a and length_b (B,) count. Returns ids
+    segment_a, segment_b: (B, width) tokens; length_a, length_b: (B,) their lengths. Returns ids
     (B, T), with T = width + 3, token_type_ids (B, T), which are 1 in B and its [SEP], and lengths
-    (B,). """
+    (B,)."""
     size, width = segment_a.shape
     positions = torch.arange(width + 3).expand(size, -1)  # (B, T)
     first_sep = length_a[:, None] + 1  # (B, 1) its position
@@ -1112,8 +1112,8 @@ def resolve(cfg, command, ranks, source):
 
 
 def resolve_data(cfg, source, tokenizer):
-    """The settings with the size of the vocabulary: the tokenizer's, or that of the embedding of
-    --init."""
+    """The settings with the size of the vocabulary: the number of tokens of the tokenizer, or of
+    the embedding of --init."""
     size = tokenizer.vocab_size
     if source:
         size = len(source.weights["encoder.token_embedding.weight"])
@@ -1274,7 +1274,7 @@ def answer(cfg, command):
 
 
 def ensemble_job(task, cfg, folder):
-    """The mean of what the runs of --ensemble predict for a task (Sec. 4.9)."""
+    """The mean prediction of the runs of --ensemble for a task (Sec. 4.9)."""
     # D16: the user names the members of an ensemble; the paper chooses them by dev scores (Sec.
     # 4.9), but does not say how
     members = []

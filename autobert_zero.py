@@ -360,7 +360,7 @@ def simplify(expression):
     """An equal expression with fewer minus signs: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
 
     A minus sign moves through operations that are linear or odd, and a cosine does not depend on
-    the scale of its operands. For people to read: a search works on what it drew.
+    the scale of its operands. It is for people to read; a search keeps the formulas that it drew.
     """
 
     def simple(expression):
@@ -1189,7 +1189,7 @@ def score_candidate(arch, number, supernet, data, cfg, path):
     """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}.
 
     number: of the round. Each round reads its own part of the text; a network that is trained again
-    reads that of round 0. path.pt gets the candidate's pre-trained weights.
+    reads the part of round 0. path.pt gets the candidate's pre-trained weights.
     """
     began = time.perf_counter()
     model = LanguageModel(arch, cfg, shared=True)
@@ -1350,9 +1350,9 @@ def first_super_net(source, run, data, cfg):
             first.write_back([(model.encoder.arch, model.state_dict())])
     elif cfg.warm_times:
         # D40: a warm start trains what all candidates share. The embeddings, FFNs, norms and heads
-        # are those of the hand-designed network that learns soonest, after --warm_times x --steps
-        # steps; convolutions and attentions stay random. A candidate's few steps then show what its
-        # mixers are good for
+        # come from the hand-designed network that learns soonest, after --warm_times x --steps
+        # steps; convolutions and attentions stay random. A candidate's few steps then train mainly
+        # its mixers
         archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
         longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
         no_tasks = dataclasses.replace(data, tasks={})

@@ -307,7 +307,7 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """Mean and variance are those of the dimensions that are there."""
+    """LayerNorm whose mean and variance are taken over the dimensions in use."""
 
     def forward(self, x):
         width = x.shape[-1:]
@@ -602,8 +602,8 @@ GROUP = 8  # shapes that are timed after each timing of the reference
 
 def time_rounds(archs, cfg, rounds, times=None):
     """Measure architectures (text) in rounds, each in a new random order, so that another process
-    on the machine affects all alike. Yields {arch: [its milliseconds in each round, and those of
-    the reference shortly before]} after every group. times: what a killed run has measured."""
+    on the machine affects all alike. Yields {arch: [[milliseconds, milliseconds of the reference
+    shortly before] of each round]} after every group. times: of a killed run."""
     times = times or {arch: [] for arch in archs}
     for number in range(rounds):
         order = random.Random(f"{cfg.seed} round {number}").sample([*archs], len(archs))
@@ -619,7 +619,7 @@ def time_rounds(archs, cfg, rounds, times=None):
 def ratios_of(timings):
     """Latencies in units of the reference's, one of each round."""
     # D20*: a latency is the median over rounds of this ratio; the released code averages nine
-    # passes of each shape in turn, and the paper does not say
+    # passes of one shape after another, and the paper does not say
     return [milliseconds / reference for milliseconds, reference in timings]
 
 
@@ -889,8 +889,8 @@ def count_labels(batch):
 
 
 def summed_losses(network, batch, cfg, arch=None):
-    """The loss of masked words (1,), or with a teacher those of states and scores (2,), of the
-    sub-network `arch` (None: of all), summed over what count_labels counts."""
+    """The loss of masked words (1,), or with a teacher the losses of states and scores (2,), of the
+    sub-network `arch` (None: of all), summed over the labels that count_labels counts."""
     with autocast(cfg.dtype, batch["ids"].device):
         if "labels" in batch:
             logits = network(batch, arch).flatten(0, 1)  # (B I, V)
@@ -901,8 +901,8 @@ def summed_losses(network, batch, cfg, arch=None):
 
 @torch.no_grad()
 def add_targets(batch, teacher, cfg):
-    """A batch with what the teacher makes of it, once for all sub-models: states, scores. Without a
-    teacher the batch itself."""
+    """A batch with the teacher's states and scores, computed once for all sub-models. Without a
+    teacher, the batch itself."""
     if teacher is None:
         return batch
     with autocast(cfg.dtype, batch["ids"].device):
@@ -1048,8 +1048,8 @@ SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from 
 
 
 def read_pretrained(path, cfg, command, arch=""):
-    """The Pretrained in a run folder or a Hugging Face folder. Where a run's model is not the
-    `arch` that is wanted, its SuperPLM is read, of which all architectures are parts."""
+    """The Pretrained in a run folder or a Hugging Face folder. Where a run's model has another
+    `arch`, its SuperPLM is read, which contains all architectures."""
     folder = hf_models.model_folder(path)
     config = read_json(folder / "config.json", dict)
     if "program" not in config:
@@ -1088,8 +1088,8 @@ def load_pretrained(cfg, command):
 
 def resolve(cfg, command, ranks, source):
     """The settings of a run: those that follow from the model of --init, the action and the number
-    of processes are filled in. UserError where flags contradict each other. Only what the data
-    decide follows later, in resolve_data."""
+    of processes are filled in. UserError where flags contradict each other. Settings that
+    depend on the data follow in resolve_data."""
     changes = {}
     if command.action in PHASES and "out" not in command.given:  # they share one folder
         changes["out"] = cfg.out.replace(f"-{command.action}-", "-search-", 1)
@@ -1327,9 +1327,9 @@ def judge(model, data, cfg):
 
 # predict([Arch]) -> [milliseconds]; reference and limit in milliseconds
 Latency = namedtuple("Latency", "predict reference limit")
-# what a latency depends on besides the architecture, next to the processor
+# the settings that a latency depends on; it also depends on the processor and the architecture
 MACHINE = ("latency_device", "latency_threads", "latency_batch", "latency_length", "reference")
-DRIFT = 0.1  # relative change of the reference's latency that is told
+DRIFT = 0.1  # relative change of the reference's latency that is printed
 DOUBTFUL = 0.2  # mean relative error of a predictor that is told
 
 
@@ -1366,8 +1366,8 @@ def measure_latencies(cfg, path):
             times.setdefault(str(sample_arch(space, rng)), [])
         kept = {"machine": machine, "times": times}
     if kept["machine"]["processor"] != here:
-        warnings.warn(f"{path}: latencies of {kept['machine']['processor']}; what is left, and the "
-                      f"winners, are measured on {here}")
+        warnings.warn(f"{path}: latencies of {kept['machine']['processor']}; the missing ones, and "
+                      f"the winners, are measured on {here}")
     groups = cfg.latency_rounds * math.ceil(len(kept["times"]) / GROUP)
     measured = time_rounds([*kept["times"]], cfg, cfg.latency_rounds, kept["times"])
     for _ in tqdm(measured, "latency", groups, disable=None):

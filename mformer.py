@@ -70,7 +70,7 @@ class Config:
     # data
     cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo images
     images: str = ""  # folder of train.npz and test.npz, your own images, instead of --cifar10
-    classes: int = 10  # classes of the images; a run takes those of its data [>= 2]
+    classes: int = 10  # classes of the images; a run takes the number from its data [>= 2]
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
     valid_text: str = ""  # PREFIX of the validation text; default: --held_out training pairs
     test_text: str = ""  # PREFIX of the test text
@@ -203,8 +203,8 @@ IMAGE_PRESETS = {  # a sub-dictionary holds for one action
         warmup=1 / 12,
         steps=600,
         save_every=6),
-    # D10: Sec. 6's batches are those of one GPU; 64 images on each of 4, as in the released code,
-    # and 4,400 tokens on each of 8.
+    # D10: Sec. 6's batches are taken per GPU: 64 images on each of 4, as in the released code, and
+    # 4,400 tokens on each of 8.
     "base": dict(batch=256, accumulate=4, search=dict(held_out=5000)),
 }
 TEXT_PRESETS = {
@@ -308,7 +308,7 @@ def space_of(cfg):
         "types": types,
     }
     if cfg.task == "wmt14":
-        # Sec. 4.1.2 searches the types of the encoder alone, Table 1 those of the decoder too.
+        # Sec. 4.1.2 searches the types of the encoder alone, Table 1 also the types of the decoder.
         # The decoder of the space "linear" (cosFormer*) has softmax too, although Sec. 3.2.2
         # replaces "all Softmax" (D14).
         decoder_types = types if cfg.search_decoder else ("softmax",)
@@ -1004,8 +1004,8 @@ def evolve(space, fitness, allowed, cfg):
 
 
 def rank_and_evolve(space, history, cfg):
-    """Sec. 3.1.2 as a whole: history lines of samples -> (the architectures of the evolution that
-    are not among them, the best-ranked first; what the rankers say, the pruned space and the
+    """Sec. 3.1.2 as a whole: history lines of samples -> (the new architectures of the evolution,
+    the best-ranked first; a dictionary of the rankers' figures, the pruned space and the
     limit)."""
     archs = [parse_arch(line["arch"], cfg) for line in history]
     losses = [line["scores"]["loss"] for line in history]
@@ -1054,7 +1054,7 @@ def cast(model, cfg, device):
 
 
 def latency_text(value, cfg, device=None):
-    """A latency with its unit, and with what it was measured on where a device is given."""
+    """A latency with its unit, and with the device that measured it, if given."""
     if cfg.cost == "flops":
         return f"{value:.4g} GFLOPs"
     if device is None:
@@ -1734,7 +1734,7 @@ def train_network(model, data, cfg, run):
 
 
 def print_speed(values, arch, data, cfg, ranks):
-    """Print what a dry run measured on a GPU."""
+    """Print the speed that a dry run measured on a GPU."""
     examples = 30 if cfg.task == "wmt14" else 1  # of model_flops: tokens or images
     speed = values[f"{data.unit}_per_second"]
     print_device_use(ranks, speed, model_flops(arch, cfg) / examples)
@@ -1819,8 +1819,8 @@ def open_run(cfg, command, ranks):
 
 
 def open_data(cfg, inputs, run, training=True):
-    """(the settings with the paths of the data and what follows from the data, the data: Pictures
-    or Translations)."""
+    """(the settings with the paths of the data and all that depends on the data, the data:
+    Pictures or Translations)."""
     cfg = dataclasses.replace(cfg, **inputs.flags)
     reader = Pictures if cfg.task == "cifar10" else Translations
     data = reader(cfg, run.ranks, run.folder, training)
@@ -1865,7 +1865,7 @@ def train(cfg, command):
 
 
 def print_facts(model, data, cfg, ranks):
-    """Print what a training begins with."""
+    """Print the weights, data and size with which a training begins."""
     start = f"the weights of {cfg.init}" if cfg.init else "from scratch"
     parameters = sum(value.numel() for value in model.parameters())
     print0(ranks, f"{data.facts()}; held out: {data.num_held_out:,}")
@@ -1989,7 +1989,7 @@ def check(cfg, command):
     if cfg.images and cfg.cifar10:
         raise UserError("--images, --cifar10: two sets of images; leave one out")
     if "classes" in command.given and command.action != "describe":
-        raise UserError("--classes: those of the images are taken; leave it out")
+        raise UserError("--classes: the images have their own number of classes; leave it out")
     for name in DATA[cfg.task]:
         if name in command.given and command.action == "predict":
             raise UserError(f"--{name}: --predict reads its FILE alone; leave it out")
@@ -1998,7 +1998,7 @@ def check(cfg, command):
     for name in SPACE:
         fixed = cfg.arch or command.action in ("train", "evaluate", "predict")
         if name in command.given and fixed:
-            raise UserError(f"--{name}: the architecture is that of --arch or --init; leave it out")
+            raise UserError(f"--{name}: the architecture comes from --arch or --init; leave it out")
     if cfg.tokenizer and "vocab_size" in command.given:
         raise UserError("--vocab_size: --tokenizer has its own; leave it out")
     if cfg.init and {"tokenizer", "vocab_size"} & command.given:
