@@ -47,9 +47,11 @@ def free_port():
 
 def together(log, function, *arguments, size=2):
     """Call a function in processes that can form a group. They are forked from a server that has
-    imported the paper files, which takes seconds, and has computed nothing."""
+    imported what takes seconds: the paper files, and what torch imports with the first optimizer.
+    It has computed nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["albert", "autobert_zero", "autotinybert", "mformer"])
+    context.set_forkserver_preload(
+        ["albert", "autobert_zero", "autotinybert", "mformer", "torch._dynamo"])
     shared = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     processes = []
     for rank in range(size):

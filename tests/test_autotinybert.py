@@ -574,10 +574,11 @@ def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(
 def test_latencies_of_another_processor_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(atb, "time_model", pretended_latency)
     path = tmp_path / "latency.json"
-    atb.measure_latencies(TINY, path)
+    cfg = dataclasses.replace(TINY, latency_archs=6)
+    atb.measure_latencies(cfg, path)
     monkeypatch.setattr(atb, "processor", lambda: "abacus")
     with pytest.warns(UserWarning, match="abacus"):
-        atb.measure_latencies(TINY, path)
+        atb.measure_latencies(cfg, path)
 
 
 def test_zero_steps_are_the_papers_passes_over_the_corpus():

@@ -129,21 +129,29 @@ def gradients(make, ranks=ALONE, whole=False):
     return kept
 
 
-def save_gradients(make, folder):
-    """Of one of two processes."""
+def save_gradients(folder):
+    """Of one of two processes, for all files."""
     dist.init_process_group("gloo")
     ranks = Ranks(dist.get_rank(), 2, ALONE.device)
-    torch.save(gradients(make, ranks), folder / f"{ranks.rank}.pt")
+    result = {make.__name__: gradients(make, ranks) for make in STEPS}
+    torch.save(result, folder / f"{ranks.rank}.pt")
     dist.destroy_process_group()
 
 
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """{name of a step: gradients} of each of two processes."""
+    folder = tmp_path_factory.mktemp("gradients")
+    together(folder / "log", save_gradients, folder)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
 @pytest.mark.parametrize("make", STEPS)
-def test_the_gradient_is_that_of_one_micro_batch(make, tmp_path):
+def test_the_gradient_is_that_of_one_micro_batch(make, of_two):
     """Of four micro-batches with unequal numbers of labels, and of two processes that share them:
     a loss is a sum, divided by the labels of the step."""
     whole = gradients(make, whole=True)
-    together(tmp_path / "log", save_gradients, make, tmp_path)
-    for others in (gradients(make), *(torch.load(tmp_path / f"{rank}.pt") for rank in range(2))):
+    for others in (gradients(make), *(each[make.__name__] for each in of_two)):
         assert whole.keys() == others.keys()
         for name in whole:
             torch.testing.assert_close(others[name], whole[name], rtol=1e-4, atol=1e-6)
