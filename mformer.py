@@ -1587,7 +1587,10 @@ def classify(model, images, labels, data, ranks):
 
 def evaluate_images(model, data, cfg, ranks):
     """({"accuracy", "majority_baseline"}, predicted classes) of the test images."""
-    images, labels = data.load_test()
+    flag, = data_flags(cfg)
+    images, labels = data.read_test(flag, getattr(cfg, flag))
+    if cfg.dry_run:
+        images, labels = images[:64], labels[:64]
     predicted = classify(model, images, labels, data, ranks)
     numbers = {
         "accuracy": (predicted == labels).double().mean().item(),
@@ -1606,7 +1609,9 @@ def translate_lines(model, lines, data, cfg):
 
 def evaluate_translations(model, data, cfg, ranks):
     """({"bleu": in percent}, translations) of the test text."""
-    sources, references = data.test_lines()
+    sources, references = data.test_lines(cfg.test_text)
+    if cfg.dry_run:
+        sources, references = sources[:64], references[:64]
     translations = translate_lines(model, sources, data, cfg)
     # D29: BLEU is of plain text in 13a tokens; the paper names no tokenization.
     return {"bleu": corpus_bleu(translations, references)}, translations
@@ -1801,13 +1806,18 @@ def read_arch(cfg, command, source):
     return parse_arch(text, cfg)
 
 
+def data_flags(cfg):
+    """The data flags of a run's task."""
+    if cfg.task == "wmt14":
+        return DATA["wmt14"]
+    return ("images",) if cfg.images else ("cifar10",)
+
+
 def open_run(cfg, command, ranks):
     """(RunFolder, Inputs) of an action."""
-    names = DATA[cfg.task]
+    names = data_flags(cfg)
     if command.action == "evaluate" and cfg.task == "wmt14":
         names = names[-1:]
-    if cfg.task == "cifar10":
-        names = ("images",) if cfg.images else ("cifar10",)
     given = [name for name in names if getattr(cfg, name)]  # some translations may lack a part
     inputs = find_inputs(cfg, command, ranks, given or names, models=MODELS)
     if cfg.images and not cfg.init and "image" not in command.given:
@@ -1818,12 +1828,30 @@ def open_run(cfg, command, ranks):
     return run, inputs
 
 
+def read_data(cfg, ranks, folder, training):
+    """The data in a run folder: Pictures or Translations, with what a training reads or without."""
+    chosen = cfg.batch // cfg.accumulate, cfg.held_out, cfg.train_examples
+    if cfg.task == "wmt14":
+        data = Translations(ranks, folder, cfg.languages, cfg.length, cfg.seed)
+        data.make_tokenizer(cfg.tokenizer, cfg.train_text, cfg.vocab_size)
+        if training:
+            data.load_training(cfg.train_text, cfg.valid_text, *chosen)
+        return data
+    data = Pictures(ranks, cfg.image, cfg.seed)
+    if not training:
+        data.load_spec(cfg.init)
+        return data
+    flag, = data_flags(cfg)
+    data.load_training(flag, getattr(cfg, flag), cfg.augment, *chosen)
+    on_main(ranks, data.save_spec, folder)
+    return data
+
+
 def open_data(cfg, inputs, run, training=True):
     """(the settings with the paths of the data and all that depends on the data, the data:
     Pictures or Translations)."""
     cfg = dataclasses.replace(cfg, **inputs.flags)
-    reader = Pictures if cfg.task == "cifar10" else Translations
-    data = reader(cfg, run.ranks, run.folder, training)
+    data = read_data(cfg, run.ranks, run.folder, training)
     if cfg.task == "wmt14":
         on_main(run.ranks, data.tokenizer.save, run.folder)
         cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
@@ -1911,8 +1939,7 @@ def predict(cfg, command):
             folder = Path(cfg.out)
         if folder.resolve() == file.resolve().parent:
             raise UserError(f"--out {folder}: {file.name} is in it; choose another folder")
-        reader = Pictures if cfg.task == "cifar10" else Translations
-        data = reader(cfg, ranks, Path(cfg.init), training=False)
+        data = read_data(cfg, ranks, Path(cfg.init), training=False)
         if cfg.task == "cifar10":
             images, _ = read_npz(file, labelled=False)
         else:

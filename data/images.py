@@ -100,8 +100,10 @@ def find_images(flag, folder, split):
     return [path]
 
 
-def read_training(folder):
-    """(images, class numbers, classes) of the training images of --images."""
+def read_training(flag, folder):
+    """(images, class numbers, classes) of the training images behind a data flag."""
+    if flag == "cifar10":
+        return *load_cifar10(folder, "train"), [str(label) for label in range(10)]
     path = Path(folder, "train.npz")
     images, labels = read_npz(path)
     classes = [str(label) for label in np.unique(labels)]
@@ -113,7 +115,7 @@ def read_training(folder):
 
 def width_of(folder):
     """The width of the training images of --images."""
-    return read_training(folder)[0].shape[-1]
+    return read_training("images", folder)[0].shape[-1]
 
 
 def read_classes(run):
@@ -124,41 +126,46 @@ def read_classes(run):
 # --- batches -------------------------------------------------------------------------------------
 
 class Pictures:
-    """Images for training, evaluation and prediction: the training images as bytes on the device,
-    --held_out of them for validation losses, an endless stream of batches, each a function of its
-    number and the seed, and the test images. images.json in the run folder has the classes, and the
-    mean and deviation of the pixels, which the network needs later on.
+    """Images for training, evaluation and prediction, at `image` pixels a side. load_training or
+    load_spec comes first, save_spec stores what load_spec reads.
+
+    images.json in a run folder has the classes, and the mean and deviation of the training pixels,
+    which the network needs later on.
     """
     unit = "images"
 
-    def __init__(self, cfg, ranks, folder, training=True):
-        self.cfg = cfg
+    def __init__(self, ranks, image, seed):
         self.ranks = ranks
         self.device = ranks.device
-        if training:
-            self.load_training()
-            on_main(ranks, write_json, Path(folder, "images.json"), self.spec)
-        else:
-            self.spec = read_json(Path(cfg.init, "images.json"), dict)
+        self.image = image
+        self.seed = seed
+
+    def load_spec(self, run):
+        """Read the images.json of a run folder."""
+        self.spec = read_json(Path(run, "images.json"), dict)
         self.classes = self.spec["classes"]
 
-    def load_training(self):
-        cfg = self.cfg
-        if cfg.images:
-            images, labels, classes = read_training(cfg.images)
+    def save_spec(self, run):
+        write_json(Path(run, "images.json"), self.spec)
+
+    def load_training(self, flag, folder, augmentation, size, held_out, train_examples):
+        """Read the training images behind a data flag: bytes on the device, `held_out` of them for
+        validation losses, and an endless stream of micro-batches of `size` images, each a function
+        of its number and the seed. train_examples: use so many; 0: all."""
+        self.folder = folder
+        self.augmentation = augmentation
+        images, labels, self.classes = read_training(flag, folder)
+        mean, deviation = MEAN, DEVIATION
+        if flag == "images":
             mean, deviation = pixel_statistics(images)
-        else:
-            images, labels = load_cifar10(cfg.cifar10, "train")
-            classes = [str(label) for label in range(10)]
-            mean, deviation = MEAN, DEVIATION
-        self.spec = {"classes": classes, "mean": mean, "deviation": deviation}
+        self.spec = {"classes": self.classes, "mean": mean, "deviation": deviation}
         order = self.permutation(len(labels), "held out")
-        held = order[:cfg.held_out]
-        used = order[cfg.held_out:][:cfg.train_examples or None]
-        self.size = cfg.batch // cfg.accumulate
-        if len(used) < self.size:
-            raise UserError(f"--batch {cfg.batch}: a micro-batch has {self.size} images; "
-                            f"{len(used)} are left to train on (--held_out {cfg.held_out})")
+        held = order[:held_out]
+        used = order[held_out:][:train_examples or None]
+        self.size = size
+        if len(used) < size:
+            raise UserError(f"--batch: a micro-batch has {size} images; {len(used)} are left to "
+                            f"train on (--held_out {held_out})")
         self.images = images[used].to(self.device)
         self.labels = labels[used].to(self.device)
         self.held = images[held], labels[held]
@@ -168,11 +175,11 @@ class Pictures:
         """A line on the training images."""
         width = self.images.shape[-1]
         words = ", ".join(self.classes)
-        return (f"{self.cfg.images or self.cfg.cifar10}: {len(self.labels):,} training images of "
+        return (f"{self.folder}: {len(self.labels):,} training images of "
                 f"{width} x {width}, {len(self.classes)} classes ({words[:100]})")
 
     def permutation(self, count, *key):
-        generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, *key))
+        generator = torch.Generator().manual_seed(seed_of(self.seed, *key))
         return torch.randperm(count, generator=generator)
 
     @functools.lru_cache(maxsize=1)
@@ -185,17 +192,15 @@ class Pictures:
         """Micro-batch `number` of the stream of epochs: images (B, 3, I, I), labels (B,)."""
         epoch, index = divmod(number, len(self.labels) // self.size)
         chosen = self.order(epoch)[index * self.size:(index + 1) * self.size]
-        seed = seed_of(self.cfg.seed, "augment", number)
-        generator = torch.Generator().manual_seed(seed)
-        return {
-            "images": augment(self.images[chosen], self.cfg, self.spec, generator),
-            "labels": self.labels[chosen],
-        }
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "augment", number))
+        images = augment(
+            self.images[chosen], self.image, self.augmentation, self.spec, generator)
+        return {"images": images, "labels": self.labels[chosen]}
 
     def plain_batches(self, images, labels):
         for batch in zip(images.split(500), labels.split(500)):
             images, labels = send(batch, self.device)
-            yield {"images": plain_images(images, self.cfg, self.spec), "labels": labels}
+            yield {"images": plain_images(images, self.image, self.spec), "labels": labels}
 
     @functools.cache
     def held_batches(self):
@@ -207,16 +212,13 @@ class Pictures:
         own = [values.tensor_split(self.ranks.size)[self.ranks.rank] for values in (images, labels)]
         return self.plain_batches(*own)
 
-    def load_test(self):
-        """(images, labels) of the test; in a dry run the first 64."""
-        count = 64 if self.cfg.dry_run else None
-        if self.cfg.images:
-            path = Path(self.cfg.images, "test.npz")
-            images, labels = read_npz(path)
-            labels = class_numbers(labels, self.classes, path)
-        else:
-            images, labels = load_cifar10(self.cfg.cifar10, "test")
-        return images[:count], labels[:count]
+    def read_test(self, flag, folder):
+        """(images, labels) of the test images behind a data flag."""
+        if flag == "cifar10":
+            return load_cifar10(folder, "test")
+        path = Path(folder, "test.npz")
+        images, labels = read_npz(path)
+        return images, class_numbers(labels, self.classes, path)
 
 
 # --- images as a network sees them ---------------------------------------------------------------
@@ -255,23 +257,23 @@ def resample(images, theta, size):
     return pixels.clamp_(0, 1)
 
 
-def plain_images(images, cfg, spec):
+def plain_images(images, size, spec):
     """Images for evaluation. An enlarged image loses its rim: it is resized to 256 pixels, and the
     middle 224 are taken."""
-    zoom = 224 / 256 if cfg.image > images.shape[-1] else 1.0
+    zoom = 224 / 256 if size > images.shape[-1] else 1.0
     theta = torch.tensor([[zoom, 0, 0], [0, zoom, 0]], device=images.device)
-    pixels = resample(images, theta.expand(len(images), -1, -1), cfg.image)
-    return normal_pixels(pixels, spec)
+    return normal_pixels(resample(images, theta.expand(len(images), -1, -1), size), spec)
 
 
-def augment(images, cfg, spec, generator):
+def augment(images, size, augmentation, spec, generator):
     """Images for training: crop, flip, rotation, shear and shift in one resampling; an erased box.
-    (B, 3, H, H) uint8 -> (B, 3, I, I). generator: draws everything, on the CPU, so that a GPU
-    sees the same images.
+    (B, 3, H, H) uint8 -> (B, 3, size, size). augmentation: the smallest crop, the strength of the
+    others, the chance to erase. generator: draws everything, on the CPU, so that a GPU sees the
+    same images.
 
     mformer.py's D20 says how it differs from the released code.
     """
-    smallest, strength, erasing = cfg.augment
+    smallest, strength, erasing = augmentation
 
     def draw(low, high):
         return torch.empty(len(images)).uniform_(low, high, generator=generator)
@@ -292,7 +294,7 @@ def augment(images, cfg, spec, generator):
         flip * width * turn.sin(), height * turn.cos(), down,
     ], 1)
     (theta,) = send([theta.view(-1, 2, 3)], images.device)
-    pixels = normal_pixels(resample(images, theta, cfg.image), spec)
+    pixels = normal_pixels(resample(images, theta, size), spec)
     return erase(pixels, erasing, generator)
 
 

@@ -165,76 +165,79 @@ def pad(sequences, pad_id, before=(), after=()):
 
 
 class Translations:
-    """The data of a run on --train_text and --valid_text, all of it kept in the run folder.
+    """The data of a run on parallel text, all of it kept in the run folder `folder`: the joint
+    vocabulary, and with load_training the texts.
 
-    It has the joint vocabulary, an endless stream of training batches, and held-out pairs for
-    validation losses. A batch is a function of its number and the seed. The held-out pairs are
-    pairs of --valid_text, or --held_out pairs of the training text.
+    languages: endings of the files of the source and the target. length: tokens of the longest
+    sentence, with its end. make_tokenizer comes first.
     """
     unit = "tokens"
 
-    def __init__(self, cfg, ranks, folder, training=True):
-        self.cfg = cfg
+    def __init__(self, ranks, folder, languages, length, seed):
         self.ranks = ranks
         self.device = ranks.device
         self.folder = folder
-        on_main(ranks, self.make_tokenizer)
-        self.tokenizer = load_tokenizer(folder / "spiece.model", lower=False)
-        if training:
-            self.load_training()
+        self.languages = languages
+        self.longest = length - 1
+        self.seed = seed
 
-    def load_training(self):
-        """Encode the text, hold pairs out and order the rest."""
-        cfg = self.cfg
-        self.text = self.encode(cfg.train_text, "text")
+    def make_tokenizer(self, tokenizer, train_text, vocab_size):
+        """Make the joint vocabulary in the run folder, once: a copy of `tokenizer` (with --init the
+        copy of that run), or for "" trained on both sides of the training text."""
+        target = self.folder / "spiece.model"
+
+        def make():
+            if target.exists():
+                return
+            if not tokenizer:
+                files = find_sides(train_text, self.languages)
+                train_sentencepiece(files, target, vocab_size, lower=False)
+                return
+            loaded = load_tokenizer(tokenizer, lower=False)
+            if loaded.file_name != target.name:
+                raise UserError(f"--tokenizer {tokenizer}: translation needs a {target.name}")
+            loaded.save(self.folder)
+
+        on_main(self.ranks, make)
+        self.tokenizer = load_tokenizer(target, lower=False)
+
+    def load_training(self, train_text, valid_text, size, held_out, train_examples):
+        """Encode the texts, and order them: an endless stream of micro-batches of `size` tokens,
+        each a function of its number and the seed; and for validation losses `held_out` pairs of
+        valid_text (0: all), or for "" of the training text. train_examples: use so many pairs; 0:
+        all."""
+        self.train_text = train_text
+        self.text = self.encode(train_text, "text")
         used = self.permutation(self.text)
-        if cfg.valid_text:
-            self.held_text = self.encode(cfg.valid_text, "valid")
-            held = self.permutation(self.held_text)[:cfg.held_out or None]
+        if valid_text:
+            self.held_text = self.encode(valid_text, "valid")
+            held = self.permutation(self.held_text)[:held_out or None]
         else:
             self.held_text = self.text
-            held = used[:cfg.held_out]
-            used = used[cfg.held_out:]
-        self.examples = used[:cfg.train_examples or None]
+            held = used[:held_out]
+            used = used[held_out:]
+        self.examples = used[:train_examples or None]
         if not len(self.examples):
-            raise UserError(f"--held_out {cfg.held_out}: none of {len(self.text)} pairs is left to "
+            raise UserError(f"--held_out {held_out}: none of {len(self.text)} pairs is left to "
                             "train on")
-        lengths = self.text.longest_side()[self.examples] + 1
-        self.stream = TokenBatches(lengths, cfg.batch // cfg.accumulate)
+        self.stream = TokenBatches(self.text.longest_side()[self.examples] + 1, size)
         self.held = held[self.held_text.longest_side()[held].argsort(kind="stable")]
         self.num_held_out = len(held)
-
-    def make_tokenizer(self):
-        """Make the joint vocabulary in the run folder: a copy of --tokenizer (with --init the copy
-        of that run), or trained on both sides of the training text."""
-        cfg = self.cfg
-        target = self.folder / "spiece.model"
-        if target.exists():
-            return
-        if cfg.tokenizer:
-            tokenizer = load_tokenizer(cfg.tokenizer, lower=False)
-            if tokenizer.file_name != target.name:
-                raise UserError(f"--tokenizer {cfg.tokenizer}: translation needs a {target.name}")
-            tokenizer.save(self.folder)
-        else:
-            files = find_sides(cfg.train_text, cfg.languages)
-            train_sentencepiece(files, target, cfg.vocab_size, lower=False)
 
     def encode(self, prefix, name):
         """The ParallelText of two files, which rank 0 makes in the run folder."""
         folder = self.folder / name
-        longest = self.cfg.length - 1
-        on_main(self.ranks, encode_pairs, prefix, self.cfg.languages, self.tokenizer, folder,
-                longest)
+        on_main(self.ranks, encode_pairs, prefix, self.languages, self.tokenizer, folder,
+                self.longest)
         return ParallelText(folder)
 
     def facts(self):
         """A line on the training pairs."""
-        return (f"{self.cfg.train_text}: {len(self.examples):,} training pairs, vocabulary of "
+        return (f"{self.train_text}: {len(self.examples):,} training pairs, vocabulary of "
                 f"{self.tokenizer.vocab_size:,} tokens")
 
     def permutation(self, text):
-        generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, "held out"))
+        generator = torch.Generator().manual_seed(seed_of(self.seed, "held out"))
         return torch.randperm(len(text), generator=generator).numpy()
 
     def pairs(self, text, examples):
@@ -251,7 +254,7 @@ class Translations:
 
     def batch(self, number):
         """The tensors of micro-batch `number` of the stream of epochs."""
-        examples = self.stream.batch(number, self.cfg.seed)
+        examples = self.stream.batch(number, self.seed)
         return self.pairs(self.text, self.examples[examples])
 
     @functools.cache
@@ -264,7 +267,7 @@ class Translations:
         """Translations of raw sentences; an empty sentence stays empty. The processes share the
         batches, each of sentences of similar length. search: source (B, S), lengths (B,) ->
         [(ids, score)]."""
-        longest = self.cfg.length - 1
+        longest = self.longest
         encoded = self.tokenizer.encode_batch(lines)
         lengths = np.array([len(ids) for ids in encoded])
         if lengths.max() > longest:
@@ -293,14 +296,11 @@ class Translations:
             raise UserError(f"{path}: the file is empty")
         return lines
 
-    def test_lines(self):
-        """(source lines, target lines) of --test_text; in a dry run the first 64 of each."""
-        cfg = self.cfg
-        if not cfg.test_text:
+    def test_lines(self, test_text):
+        """(source lines, target lines) of --test_text."""
+        if not test_text:
             raise UserError("--test_text: missing; give the PREFIX of the test text")
-        count = 64 if cfg.dry_run else None
-        pairs = itertools.islice(read_pairs(cfg.test_text, cfg.languages), count)
-        return [list(side) for side in zip(*pairs)]
+        return [list(side) for side in zip(*read_pairs(test_text, self.languages))]
 
 
 # --- scores --------------------------------------------------------------------------------------

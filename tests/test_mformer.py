@@ -471,13 +471,10 @@ def test_batches_of_section_6(task, batch):
 
 
 def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
-    cfg = dataclasses.replace(
-        TEXT,
-        train_text=f"{ready['pairs']}/train",  # of 40 pairs
-        length=200,
-        vocab_size=120,
-        held_out=20)
-    data = Translations(cfg, ALONE, tmp_path)
+    prefix = f"{ready['pairs']}/train"  # of 40 pairs
+    data = Translations(ALONE, tmp_path, TEXT.languages, length=200, seed=0)
+    data.make_tokenizer("", prefix, vocab_size=120)
+    data.load_training(prefix, "", size=TEXT.batch, held_out=20, train_examples=0)
     assert sorted([*data.examples, *data.held]) == [*range(40)]
     batch = data.pairs(data.text, [0])
     (ids,) = data.text.ids(1, [0])
