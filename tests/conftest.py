@@ -36,6 +36,15 @@ def demo():
     return make_demo(ROOT / "data" / "demo")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_held_out():
+    """Models are evaluated on few held-out sequences."""
+    from small_runs import hold_out_few
+    with pytest.MonkeyPatch.context() as patch:
+        hold_out_few(patch)
+        yield
+
+
 @pytest.fixture(scope="session")
 def ready(demo, tmp_path_factory):
     """{name: folder} of small data and finished runs, see small_runs.py. No test writes there."""

@@ -11,8 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import ROOT
+from small_runs import hold_out_few
 
 from common import cli
 
@@ -77,6 +79,7 @@ def run_command(command, out):
     """Run a command in this process, as its __main__ would."""
     program, *words = shlex.split(command)
     main = importlib.import_module(program).main
+    hold_out_few(pytest.MonkeyPatch())
     cli.run(lambda: main([*words, "--out", str(out)]))
 
 

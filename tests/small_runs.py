@@ -12,6 +12,8 @@ import pytest
 import torch
 from conftest import filled
 
+import autobert_zero
+import autotinybert
 from common import cli
 from common.distributed import Ranks
 from common.files import release_locks
@@ -74,6 +76,18 @@ def call(command, monkeypatch):
         cli.run(module.main if program == "data/prepare" else lambda: module.main(argv))
     release_locks()
     return end.value.code or 0
+
+
+def hold_out_few(patch):
+    """Evaluate language models on 64 held-out sequences, not on 256 to 1024."""
+    of_networks = autobert_zero.evaluate_language_model
+    of_sub_models = autotinybert.evaluate_language_model
+    patch.setattr(
+        autobert_zero, "evaluate_language_model",
+        lambda model, data, cfg, ranks, sequences=0: of_networks(model, data, cfg, ranks, 64))
+    patch.setattr(
+        autotinybert, "evaluate_language_model",
+        lambda model, data, cfg, *sizes: of_sub_models(model, data, cfg, 64, 64))
 
 
 def next_command(printed):
