@@ -673,7 +673,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     # D24*: the lines of a document are joined and split into sentences, and a document ends after
     # 100,000 characters (data/text.py)
     from data.inputs import (
-        find_inputs, open_corpus, open_tokenizer, print_after_training, print_near_baseline)
+        find_inputs, open_corpus, open_tokenizer, pick, print_after_training, print_near_baseline)
     from data.race import RaceTask
 
 
@@ -992,11 +992,14 @@ def pretrain(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        inputs = find_inputs(cfg, command, ranks, ["corpus"], models=MODELS)
+        inputs = find_inputs(
+            ranks, command.action, {"corpus": cfg.corpus}, pick(cfg, MODELS))
         run = RunFolder(cfg, command, ranks, reads=inputs.files)
         if not run.finished():
             cfg = dataclasses.replace(cfg, **inputs.flags)
-            data = open_corpus(cfg, command, ranks, run.folder)
+            data = open_corpus(
+                ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
+                held_out=cfg.held_out, init=cfg.init, given=command.given)
             cfg = resolve_data(cfg, source, data.tokenizer)
             before = (source.trained or cfg.positions) if source else 0
             run.save_settings(cfg, trained=max(before, cfg.length))
@@ -1163,7 +1166,7 @@ def export(cfg, command):
     config = read_json(Path(cfg.init) / "config.json")
     length = config.get("settings", config).get("finetune_length")  # for --predict
     cfg = dataclasses.replace(cfg, finetune_length=length)
-    tokenizer = open_tokenizer(cfg)
+    tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
     print(hf_models.write_albert(
         command.value, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer,
         read_spec(cfg.init)))
@@ -1264,7 +1267,7 @@ def answer(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        tokenizer = open_tokenizer(cfg)
+        tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
         task = open_file(
             command, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
@@ -1333,13 +1336,14 @@ def finetune(cfg, command):
             cfg = dataclasses.replace(cfg, tokenizer=tokenizer)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        inputs = find_inputs(cfg, command, ranks, data_flags(names), names, MODELS)
+        inputs = find_inputs(
+            ranks, command.action, pick(cfg, data_flags(names)), pick(cfg, MODELS), names)
         identity = {"tasks": names, **dataclasses.asdict(cfg)}
         run = RunFolder(cfg, command, ranks, identity, inputs.files, writes=(*TABLE14, *names))
         print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
         if not run.finished():
             cfg = dataclasses.replace(cfg, **inputs.flags)
-            tokenizer = open_tokenizer(cfg)
+            tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
             on_main(ranks, tokenizer.save, run.folder)
             cfg = resolve_data(cfg, source, tokenizer)
             run.save_settings(cfg)

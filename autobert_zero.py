@@ -1431,11 +1431,12 @@ def run_search(cfg, command):
         names = parse_tasks(cfg.tasks, glue.TASKS, GROUPS)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
         flags = [*data_flags(names), "corpus"]
-        inputs = find_inputs(cfg, command, ranks, flags, names, MODELS)
+        inputs = find_inputs(
+            ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES)
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            data = open_corpus(cfg, command, ranks, run.folder)
+            data = open_texts(cfg, command, ranks, run.folder)
             cfg = resolve_data(cfg, command, data)
             run.save_settings(cfg)
             data = open_proxies(names, cfg, data)
@@ -1603,8 +1604,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from common.folder_task import export_head, read_spec
     from data.corpus import join
     from data.inputs import (
-        Data, check_tokenizer, find_inputs, open_corpus, open_tokenizer, print_after_training,
-        print_near_baseline)
+        Data, check_tokenizer, find_inputs, open_corpus, open_tokenizer, pick,
+        print_after_training, print_near_baseline)
     from data.network_code import SPAN, write_hugging_face, write_network
 
 MODELS = ("init", "tokenizer")  # flags that name models
@@ -1801,11 +1802,12 @@ def pretrain(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        inputs = find_inputs(cfg, command, ranks, ["corpus"], models=MODELS)
+        inputs = find_inputs(
+            ranks, command.action, {"corpus": cfg.corpus}, pick(cfg, MODELS))
         run = RunFolder(cfg, command, ranks, reads=inputs.files)
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            data = open_corpus(cfg, command, ranks, run.folder)
+            data = open_texts(cfg, command, ranks, run.folder)
             cfg = resolve_data(cfg, command, data)
             before = source.trained if source else 0
             run.save_settings(cfg, trained=max(before, cfg.length))
@@ -1977,7 +1979,7 @@ def answer(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        tokenizer = open_tokenizer(cfg)
+        tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
         task = open_file(command, cfg, tokenizer, recipes(cfg))
         model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
         model.load_state_dict(source.weights)
@@ -1996,7 +1998,8 @@ def finetune(cfg, command):
         flags = data_flags(names)
         if not cfg.tokenizer:  # it is trained
             flags.append("corpus")
-        inputs = find_inputs(cfg, command, ranks, flags, names, MODELS)
+        inputs = find_inputs(
+            ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST, *names))
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
@@ -2008,12 +2011,20 @@ def finetune(cfg, command):
         print_summary(run, cfg, NINE)
 
 
+def open_texts(cfg, command, ranks, folder):
+    """Data with the corpus and its tokenizer."""
+    return open_corpus(
+        ranks, folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
+        held_out=cfg.held_out, init=cfg.init, given=command.given)
+
+
 def open_vocabulary(cfg, command, ranks, folder):
     """Data with the tokenizer of --tokenizer, or with one that is trained on the corpus."""
     if not cfg.tokenizer:
-        return open_corpus(cfg, command, ranks, folder)
-    tokenizer = open_tokenizer(cfg)
-    check_tokenizer(cfg, command, ranks, tokenizer)
+        return open_texts(cfg, command, ranks, folder)
+    tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    vocab_size = cfg.vocab_size if "vocab_size" in command.given else None
+    check_tokenizer(ranks, tokenizer, cfg.init, vocab_size)
     on_main(ranks, tokenizer.save, folder)
     return Data(ranks.device, tokenizer)
 
@@ -2051,7 +2062,7 @@ def export(cfg, command):
     path = Path(command.value)
     source = load_pretrained(cfg, command)
     cfg = resolve(cfg, command, None, source)
-    tokenizer = open_tokenizer(cfg)
+    tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
     write = write_hugging_face  # refuses a folder that is not empty
     use = f'AutoModel.from_pretrained("{path}", trust_remote_code=True) opens it'
     if path.suffix == ".py":

@@ -810,7 +810,8 @@ if (Path(__file__).parent / "common").is_dir():
         open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
     from data import corpus, hf_models
     from data.inputs import (
-        Data, check_vocabulary, find_inputs, open_corpus, open_tokenizer, print_after_training)
+        Data, check_vocabulary, find_inputs, open_corpus, open_tokenizer, pick,
+        print_after_training)
 
 
 def schedule(step, steps, warmup):
@@ -1296,7 +1297,7 @@ def answer(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        tokenizer = open_tokenizer(cfg)
+        tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
         task = open_file(command, cfg, tokenizer, recipes())
         positions = check_length(source, task.recipe.length)
         vocab_size = len(source.weights["encoder.token_embedding.weight"])
@@ -1629,7 +1630,9 @@ def open_data(cfg, command, ranks, text, names):
     if text:
         flags.append("corpus")
     opens_tokenizer = text or names or "tokenizer" in command.given
-    inputs = find_inputs(cfg, command, ranks, flags, names, MODELS, opens_tokenizer)
+    inputs = find_inputs(
+        ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names,
+        opens_tokenizer=opens_tokenizer)
     run = RunFolder(
         cfg, command, ranks, reads=inputs.files, writes=(*WRITES, *LONGEST_FIRST, *names))
     if run.finished():
@@ -1637,9 +1640,11 @@ def open_data(cfg, command, ranks, text, names):
     cfg = dataclasses.replace(cfg, **inputs.flags)
     data = Data(ranks.device)
     if text:
-        data = open_corpus(cfg, command, ranks, run.folder)
+        data = open_corpus(
+            ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
+            held_out=cfg.held_out, init=cfg.init, given=command.given)
     elif names:
-        data.tokenizer = open_tokenizer(cfg)
+        data.tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
         on_main(ranks, data.tokenizer.save, run.folder)
     if data.tokenizer:
         cfg = resolve_data(cfg, data)
@@ -1674,7 +1679,7 @@ def export(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        tokenizer = open_tokenizer(cfg)
+        tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
         model = start_model(source, cfg.arch, Data(ranks.device, tokenizer), cfg, ranks)
         # without newly initialised weights, such as the MLM head that an ELECTRA lacks
         state = {name: value for name, value in model.state_dict().items()

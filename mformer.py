@@ -1557,7 +1557,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         print0, print_device_use, progress, seed_everything, set_rate, show, stopping, total_over,
         training_cost)
     from data.images import Pictures, read_classes, read_npz, width_of
-    from data.inputs import find_inputs
+    from data.inputs import find_inputs, pick
     from data.translation import Translations, corpus_bleu
 else:
     UserError = ValueError
@@ -1819,7 +1819,9 @@ def open_run(cfg, command, ranks):
     if command.action == "evaluate" and cfg.task == "wmt14":
         names = names[-1:]
     given = [name for name in names if getattr(cfg, name)]  # some translations may lack a part
-    inputs = find_inputs(cfg, command, ranks, given or names, models=MODELS)
+    inputs = find_inputs(
+        ranks, command.action, pick(cfg, given or names), pick(cfg, MODELS),
+        languages=cfg.languages)
     if cfg.images and not cfg.init and "image" not in command.given:
         inputs.flags["image"] = on_main(ranks, width_of, cfg.images)
         check_patches(inputs.flags["image"], cfg.patch)

@@ -123,21 +123,19 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
     return kind(name, source, tokenizer, recipe)
 
 
-def task_files(names, cfg, flag, search):
+def task_files(names, flag, folder, search):
     """The files and folders that tasks read of --glue or --squad. Raises UserError where one is
     missing."""
-    files = []
-    there = [name for name in glue.TASKS if Path(cfg.glue, name).is_dir()]
+    if flag == "squad":
+        return [path for name in names if name in SQUADS
+                for path in squad.files(folder, name).values()]
+    there = [name for name in glue.TASKS if Path(folder, name).is_dir()]
     missing = sorted({*names} & {*glue.TASKS} - {*there})
-    if flag == "glue" and there and missing:
-        raise UserError(f"--glue {cfg.glue}: it lacks {', '.join(missing)}; name tasks that it "
+    if there and missing:
+        raise UserError(f"--glue {folder}: it lacks {', '.join(missing)}; name tasks that it "
                         f"has: {','.join(there)}")
-    for name in names:
-        if flag == "squad" and name in SQUADS:
-            files += squad.files(cfg.squad, name).values()
-        elif flag == "glue" and name in glue.TASKS:
-            files += glue.files(cfg.glue, name, search).values()
-    return files
+    return [path for name in names if name in glue.TASKS
+            for path in glue.files(folder, name, search).values()]
 
 
 # Training and prediction

@@ -39,66 +39,71 @@ class Data:
 Inputs = namedtuple("Inputs", "flags files")
 
 
-def find_inputs(cfg, command, ranks, flags, tasks=(), models=(), opens_tokenizer=True):
+def pick(cfg, names):
+    """{name: value} of some settings."""
+    return {name: getattr(cfg, name) for name in names}
+
+
+def find_inputs(ranks, action, data, models, tasks=(), languages=(), opens_tokenizer=True):
     """The Inputs of a run: the demo data for those data flags that were left out, and the files of
     all. Raises UserError where one is missing, before a run folder is touched, so that a mistyped
     path does not cost the run that --restart would replace.
 
-    flags: the data flags that the action needs. tasks: those that are read of --glue and --squad.
-    models: flags that name models, tokenizers and runs. opens_tokenizer: open --tokenizer, so that
-    a mistake is found at once.
+    data: {data flag that the action needs: its value}. models: {flag: value} of --init, --tokenizer
+    and other flags that name models and runs. tasks: those that are read of --glue and --squad.
+    languages: endings of the files of parallel text. opens_tokenizer: open --tokenizer, so that a
+    mistake is found at once.
     """
-    named = [flag for flag in flags if getattr(cfg, flag)]
-    on_main(ranks, find_data, cfg, named, tasks, command.action)  # before demo data are made
-    filled = fill_in(cfg, ranks, flags)
-    found = dataclasses.replace(cfg, **filled)
+    named = {flag: value for flag, value in data.items() if value}
+    on_main(ranks, find_data, named, tasks, languages, action)  # before demo data are made
+    filled = fill_in(data, models["init"], ranks)
     files = on_main(ranks, lambda: {
-        **find_models(cfg, models, opens_tokenizer),
-        **find_own_tasks(tasks, command.action),
-        **find_data(found, flags, tasks, command.action)})
+        **find_models(models, opens_tokenizer),
+        **find_own_tasks(tasks, action),
+        **find_data(data | filled, tasks, languages, action)})
     return Inputs(filled, files)
 
 
-def open_corpus(cfg, command, ranks, folder):
-    """The text and the vocabulary of cfg.corpus, as Data. Token files that are not prepared are
-    made in the run folder, where --init looks for the tokenizer."""
-    tokenizer, train, dev = open_text(cfg, ranks, folder)
-    summary = train.summary(len(dev.ids), hint=not is_demo(cfg.corpus))
-    print0(ranks, f"{' '.join(cfg.corpus)}: {summary}")
-    check_tokenizer(cfg, command, ranks, tokenizer)
+def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init, given):
+    """The text and the vocabulary of --corpus, as Data. Token files that are not prepared are made
+    in the run folder `folder`, where --init looks for the tokenizer. given: as of a Command."""
+    tokenizer, train, dev = open_text(ranks, folder, corpus, tokenizer, vocab_size, held_out)
+    summary = train.summary(len(dev.ids), hint=not is_demo(corpus))
+    print0(ranks, f"{' '.join(corpus)}: {summary}")
+    check_tokenizer(ranks, tokenizer, init, vocab_size if "vocab_size" in given else None)
     on_main(ranks, tokenizer.save, folder)
     return Data(ranks.device, tokenizer, train, dev)
 
 
-def check_tokenizer(cfg, command, ranks, tokenizer):
-    """UserError where a vocabulary has another size than --vocab_size, or is not --init's."""
+def check_tokenizer(ranks, tokenizer, init, vocab_size):
+    """UserError where a vocabulary is not --init's, or has another size than vocab_size (None: any
+    size)."""
     size = tokenizer.vocab_size
-    if "vocab_size" in command.given and cfg.vocab_size != size:
-        raise UserError(f"--vocab_size {cfg.vocab_size}: {tokenizer.path} has {size} tokens; "
+    if vocab_size not in (None, size):
+        raise UserError(f"--vocab_size {vocab_size}: {tokenizer.path} has {size} tokens; "
                         "leave it out")
-    if getattr(cfg, "init", ""):
-        on_main(ranks, check_vocabulary, Path(cfg.init), tokenizer)
+    if init:
+        on_main(ranks, check_vocabulary, Path(init), tokenizer)
 
 
 # --- files ---------------------------------------------------------------------------------------
 
-def find_data(cfg, flags, tasks, action):
-    """{data flag: its files}; UserError where one is missing, or is not text. Of a prepared corpus
-    it is meta.json, which has the fingerprints of the text."""
+def find_data(data, tasks, languages, action):
+    """{data flag: its files} of {data flag: value}; UserError where one is missing, or is not text.
+    For a prepared corpus it is meta.json, which has the fingerprints of the text."""
     reads = {}
-    for flag in flags:
-        value = getattr(cfg, flag)
+    for flag, value in data.items():
         if not value:  # of a run's data some translations may lack a part
             continue
         if flag in ("glue", "squad"):
-            files = task_files(tasks, cfg, flag, action != "finetune")
+            files = task_files(tasks, flag, value, action != "finetune")
         elif flag == "race":
             files = [path for split in race.splits(value)
                      for path in race.passage_files(value, split)]
         elif flag in ("cifar10", "images"):
             files = images.find_images(flag, value, "test" if action == "evaluate" else "train")
         elif flag.endswith("_text"):
-            files = translation.find_sides(value, cfg.languages)
+            files = translation.find_sides(value, languages)
         else:
             files = [Path(value[0], "meta.json")] if is_prepared(value) else text_files(value)
         reads[flag] = list(map(str, files))
@@ -118,14 +123,13 @@ def find_own_tasks(tasks, action):
     return {flag: paths} if paths else {}
 
 
-def find_models(cfg, models, opens_tokenizer):
-    """{flag: files} of the models and the tokenizer that these flags name; of a run folder its
+def find_models(models, opens_tokenizer):
+    """{flag: files} of the models and the tokenizer of {flag: value}; of a run folder its
     checkpoint."""
-    if opens_tokenizer and cfg.tokenizer:
-        load_tokenizer(cfg.tokenizer)
+    if opens_tokenizer and models["tokenizer"]:
+        load_tokenizer(models["tokenizer"])
     reads = {}
-    for flag in models:
-        value = getattr(cfg, flag)
+    for flag, value in models.items():
         files = []
         for path in filter(None, [value] if isinstance(value, str) else value):
             inside = [*Path(path).glob("checkpoint.pt")]  # else of its parts
@@ -145,26 +149,26 @@ def data_of(init):
     return {} if all(map(is_demo, values.values())) else values
 
 
-def fill_in(cfg, ranks, flags):
-    """{data flag: value} of the flags that were left out: the data of --init's run, or else the
-    demo data, which are made on first use. A model of the user's own data never continues on demo
-    data: UserError."""
-    missing = [name for name in flags if not getattr(cfg, name)]
+def fill_in(data, init, ranks):
+    """{data flag: value} of the flags in `data` that were left out: the data of the run `init`, or
+    else the demo data, which are made on first use. A model of the user's own data never continues
+    on demo data: UserError."""
+    missing = [name for name, value in data.items() if not value]
     filled = {}
-    values = data_of(getattr(cfg, "init", ""))
-    origin = f"the data of {cfg.init}"
+    values = data_of(init)
+    origin = f"the data of {init}"
     if missing and not values:
         origin = "demo data"
         values = on_main(ranks, make_demo, DEMO)
     for name in missing:
         if name in values:
             value = values[name]
-            if isinstance(getattr(cfg, name), tuple):
+            if isinstance(data[name], tuple):
                 value = (value,) if isinstance(value, str) else tuple(value)
             filled[name] = value
             print0(ranks, f"--{name} {written(value)}: {origin}")
         elif not name.endswith("_text"):
-            raise UserError(f"--{name}: missing, and {cfg.init} was not trained on demo data; "
+            raise UserError(f"--{name}: missing, and {init} was not trained on demo data; "
                             f"name it, or --{name} {DEMO / name}")
     return filled
 
@@ -196,31 +200,31 @@ def is_prepared(paths):
     return len(paths) == 1 and (Path(paths[0]) / "meta.json").exists()
 
 
-def open_text(cfg, ranks, folder):
-    """(tokenizer, Corpus to train on, held-out Corpus) of cfg.corpus.
+def open_text(ranks, folder, corpus, tokenizer, vocab_size, held_out):
+    """(tokenizer, Corpus to train on, held-out Corpus) of --corpus.
 
     A prepared corpus is used with the tokenizer in its folder. Otherwise the tokenizer is trained,
     unless --tokenizer gives one, and the token files are made in folder/corpus, once.
     """
-    target = Path(cfg.corpus[0]) if is_prepared(cfg.corpus) else Path(folder) / "corpus"
+    target = Path(corpus[0]) if is_prepared(corpus) else Path(folder) / "corpus"
 
     def make():
-        if target != Path(cfg.corpus[0]):
-            make_corpus(cfg.corpus, target, cfg.vocab_size, cfg.tokenizer,
-                        workers=os.cpu_count() or 1, replace=True)
+        if target != Path(corpus[0]):
+            make_corpus(corpus, target, vocab_size, tokenizer, workers=os.cpu_count() or 1,
+                        replace=True)
 
     on_main(ranks, make)
-    tokenizer = load_tokenizer(cfg.tokenizer or target)
-    if tokenizer.mask_id is None:
-        raise UserError(f"{tokenizer.path}: lacks [MASK], which pre-training needs; use another")
-    return tokenizer, *Corpus(target, tokenizer).split(cfg.held_out)
+    loaded = load_tokenizer(tokenizer or target)
+    if loaded.mask_id is None:
+        raise UserError(f"{loaded.path}: lacks [MASK], which pre-training needs; use another")
+    return loaded, *Corpus(target, loaded).split(held_out)
 
 
-def open_tokenizer(cfg):
-    """The tokenizer of --tokenizer; UserError where it is not that of --init."""
-    tokenizer = load_tokenizer(cfg.tokenizer)
-    if cfg.init:
-        check_vocabulary(Path(cfg.init), tokenizer)
+def open_tokenizer(path, init):
+    """The tokenizer of --tokenizer; UserError where it is not the tokenizer of --init."""
+    tokenizer = load_tokenizer(path)
+    if init:
+        check_vocabulary(Path(init), tokenizer)
     return tokenizer
 
 
