@@ -1556,7 +1556,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
         print0, print_device_use, progress, seed_everything, set_rate, show, stopping, total_over,
         training_cost)
-    from data.images import Pictures, read_classes, read_npz, width_of
+    from data.images import Pictures, read_npz, read_spec, width_of
     from data.inputs import find_inputs, pick
     from data.translation import Translations, corpus_bleu
 else:
@@ -1865,7 +1865,7 @@ def open_data(cfg, inputs, run, training=True):
 
 def fit_head(model, data, cfg, ranks):
     """A model of --init gets a new head where the images have other classes than it knows."""
-    if cfg.task == "cifar10" and data.classes != read_classes(cfg.init):
+    if cfg.task == "cifar10" and data.classes != read_spec(cfg.init)["classes"]:
         model.head = Linear(model.head.weight.shape[-1], cfg.classes)
         print0(ranks, f"newly initialised: head, since {cfg.init} has other classes")
 

@@ -118,9 +118,15 @@ def width_of(folder):
     return read_training("images", folder)[0].shape[-1]
 
 
-def read_classes(run):
-    """The classes that the network of a run folder knows."""
-    return read_json(Path(run, "images.json"), dict)["classes"]
+def read_spec(run):
+    """What the network of a run folder needs: {"classes", "mean", "deviation"} of its training
+    images."""
+    path = Path(run, "images.json")
+    spec = read_json(path, dict, "train the network again")
+    missing = [name for name in ("classes", "mean", "deviation") if name not in spec]
+    if missing:
+        raise UserError(f"{path}: {missing[0]} is missing; train the network again")
+    return spec
 
 
 # --- batches -------------------------------------------------------------------------------------
@@ -142,11 +148,17 @@ class Pictures:
 
     def load_spec(self, run):
         """Read the images.json of a run folder."""
-        self.spec = read_json(Path(run, "images.json"), dict)
+        self.spec = read_spec(run)
         self.classes = self.spec["classes"]
 
     def save_spec(self, run):
-        write_json(Path(run, "images.json"), self.spec)
+        """Write the images.json of a run folder. UserError where it has other numbers, as in a run
+        of an earlier version, which cannot continue."""
+        path = Path(run, "images.json")
+        if path.exists() and read_spec(run) != self.spec:
+            raise UserError(f"{path}: other classes or pixel statistics than those of the training "
+                            "images; choose another --out, or --restart to begin again")
+        write_json(path, self.spec)
 
     def load_training(self, flag, folder, augmentation, size, held_out, train_examples):
         """Read the training images behind a data flag: bytes on the device, `held_out` of them for
@@ -155,9 +167,7 @@ class Pictures:
         self.folder = folder
         self.augmentation = augmentation
         images, labels, self.classes = read_training(flag, folder)
-        mean, deviation = MEAN, DEVIATION
-        if flag == "images":
-            mean, deviation = pixel_statistics(images)
+        mean, deviation = pixel_statistics(images)
         self.spec = {"classes": self.classes, "mean": mean, "deviation": deviation}
         order = self.permutation(len(labels), "held out")
         held = order[:held_out]
@@ -223,10 +233,6 @@ class Pictures:
 
 # --- images as a network sees them ---------------------------------------------------------------
 
-MEAN = 0.4914, 0.4822, 0.4465  # of CIFAR-10's channels
-DEVIATION = 0.2470, 0.2435, 0.2616
-
-
 def pixel_statistics(images):
     """(means, deviations) of the channels of images (N, 3, H, H) uint8 as pixels 0..1."""
     counts = torch.zeros(3, 256, dtype=torch.float64)
@@ -237,7 +243,7 @@ def pixel_statistics(images):
     shares = counts / counts.sum(1, keepdim=True)
     mean = shares @ values.double()
     deviation = (shares @ values.double().square() - mean.square()).clamp(min=1e-6).sqrt()
-    # four digits, as CIFAR-10's are published
+    # four digits; for CIFAR-10 these are the published ones
     return [[round(value, 4) for value in numbers.tolist()] for numbers in (mean, deviation)]
 
 
