@@ -32,6 +32,9 @@ runs/small: albert.py --pretrain --preset base --corpus path/to/prepared --out r
 runs/16: albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 \
     --out runs/16
 runs/128: albert.py --pretrain --init runs/16 --out runs/128
+runs/albert-pretrain-demo: albert.py --pretrain --corpus my/texts --vocab_size 8000
+runs/albert-finetune-demo/reviews: albert.py --finetune my/reviews \
+    --init runs/albert-pretrain-demo
 runs/autobert_zero-search-base: autobert_zero.py --search --preset base \
     --corpus path/to/prepared --glue path/to/glue
 runs/autobert_zero-search-demo: autobert_zero.py --search
@@ -105,11 +108,12 @@ def home(tmp_path_factory, demo, ready):
     (home / "my/pictures").mkdir()
     for name in ("pictures/train", "pictures/test", "new"):
         np.savez(home / f"my/{name}.npz", **arrays)
-    write(home / "my/new.en", "A dog runs.\nTwo men talk.\n")
+    write(home / "my/new.fr", "A dog runs.\nTwo men talk.\n")
+    write(home / "my/new.csv", "review\nFine\n")
     for name in ("train", "dev"):
         write(home / f"my/reviews/{name}.csv", "review,label\n" + "Good,1\nBad,x\n" * 20)
     text = Path(demo["corpus"], "language.txt").read_text()[:20_000]
-    for folder in ("path/to/texts", "my/texts", "texts/wiki", "texts/books"):
+    for folder in ("path/to/texts", "my/texts", "my/books", "texts/wiki", "texts/books"):
         write(home / folder / "1.txt", text)
     for part, language in product(("train", "valid", "test"), ("en", "de")):
         lines = Path(f"{demo['train_text']}.{language}").read_text().split("\n")[:400]
