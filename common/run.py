@@ -104,6 +104,7 @@ class RunFolder:
                        "settings": {**asked},
                        "asked": asked, "dry_run": cfg.dry_run, "argv": sys.argv,
                        "processes": ranks.size,
+                       "writes": self.writes,
                        **environment()}
         self.compared = {*KIND, *asked} - (NOT_COMPARED - {*compared})
         writer = tensorboard_writer() if asked.get("tensorboard") else None
@@ -140,7 +141,7 @@ class RunFolder:
         self.record["read"] = dict(zip(reads, map(fingerprints, reads.values())))
         difference = "" if cfg.restart or not old else self._difference(old)
         if cfg.restart:
-            self._clear(WRITES)
+            self._clear({*WRITES, *old.get("writes", ())})  # that run may have had other tasks
         elif computed and difference:
             raise UserError(f"{self.folder}: {difference}")
         elif difference:  # data.inputs.open_text replaces a corpus that was made from other text

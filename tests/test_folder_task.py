@@ -4,7 +4,7 @@ from conftest import filled
 from small_runs import FEW, SEARCHES, call, next_command, write
 
 from common import folder_task, metrics
-from common.files import read_json
+from common.files import read_json, write_json
 from common.cli import UserError
 from common.finetune import parse_tasks
 
@@ -42,8 +42,10 @@ def test_numbers_with_a_decimal_point_are_a_regression(tmp_path):
     assert [example.label for example in splits["train"]] == [-1, 1]
     path = folder_task.write_predictions(tmp_path / "dev.tsv", task, [[splits["dev"][0].label]])
     assert path.read_text().split()[2:] == ["0", "350"]
-    whole = make(tmp_path / "u", "a\tlabel\nx\t1\nz\t2\n", "a\tlabel\nx\t1\n", "tsv")
-    assert folder_task.infer_task(whole).labels == ("1", "2")
+    whole = make(tmp_path / "u", "a\tlabel\nx\t-100\nz\t2\n", "a\tlabel\nx\t-100\n", "tsv")
+    task, splits = folder_task.read_folder(whole)
+    assert task.labels == ("-100", "2")  # numbers without a decimal point are classes
+    assert splits["dev"][0].label == 0
 
 
 @pytest.mark.parametrize("train, dev, message", [
@@ -114,7 +116,12 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
     assert "macro_f1" in printed
     assert read_json(tmp_path / "run/done.json")["tasks"]["reviews"]["headline"] == "accuracy"
     assert not call(next_command(printed), monkeypatch)
+    config = read_json(tmp_path / "run/config.json")
+    assert "reviews" in config["writes"]
+    write_json(tmp_path / "run/config.json", config | {"writes": ["older"]})
+    write(tmp_path / "run/older/dev.tsv", "of a run of another task")
     assert not call(filled(f"{tune} --restart", **ready), monkeypatch)
+    assert not (tmp_path / "run/older").exists()
     if program == "albert":
         together = "albert --finetune reviews --ensemble run --out mean --device cpu"
         assert not call(together, monkeypatch)
