@@ -1891,7 +1891,17 @@ def train(cfg, command):
         loss = run.finished().get("held_out_loss")
         words = "no held-out examples (--held_out)" if loss is None else f"held-out loss {loss:.4f}"
         print0(ranks, words)
-        run.print_result(cfg, "checkpoint.pt", "--evaluate", "--init", run.folder)
+        run.print_result(cfg, "checkpoint.pt", *next_action(run), "--init", run.folder)
+
+
+def next_action(run):
+    """What may follow a training, as words of a command: --evaluate, or --predict where there is no
+    test text."""
+    settings = run.record["settings"]
+    if settings["task"] == "cifar10" or settings["test_text"]:
+        return ["--evaluate"]
+    text = settings["valid_text"] or settings["train_text"]
+    return ["--predict", f"{text}.{settings['languages'][0]}"]
 
 
 def print_facts(model, data, cfg, ranks):

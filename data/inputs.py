@@ -189,8 +189,8 @@ def print_after_training(run, cfg, best, ending="-exported"):
     action = ["--finetune", "SST-2"] if demo else ["--export", f"{run.folder}{ending}"]
     run.print_result(cfg, best, *action, "--init", run.folder)
     if not (cfg.dry_run or demo):
-        print0(run.ranks, f"or: python {run.command.program}.py --finetune FOLDER --init "
-                          f"{run.folder} (FOLDER has train.tsv and dev.tsv: data/README.md)")
+        print0(run.ranks, f"with a FOLDER of your own, of train.tsv and dev.tsv (data/README.md): "
+                          f"python {run.command.program}.py --finetune FOLDER --init {run.folder}")
 
 
 # --- text and vocabulary -------------------------------------------------------------------------

@@ -539,6 +539,17 @@ def test_predictions_without_references(tmp_path, ready, monkeypatch):
     assert (tmp_path / "scored" / name).read_text() == (tmp_path / "answers" / name).read_text()
 
 
+@pytest.mark.parametrize("settings, words", [
+    (dict(task="cifar10"), ["--evaluate"]),
+    (dict(task="wmt14", train_text="a/t", test_text="a/e"), ["--evaluate"]),
+    (dict(task="wmt14", train_text="a/t"), ["--predict", "a/t.en"]),
+    (dict(task="wmt14", train_text="a/t", valid_text="a/v"), ["--predict", "a/v.en"]),
+])
+def test_the_command_after_a_training_reads_what_there_is(settings, words):
+    settings = dataclasses.asdict(mf.Config(**settings))
+    assert mf.next_action(SimpleNamespace(record={"settings": settings})) == words
+
+
 def test_images_of_ones_own(tmp_path, monkeypatch):
     """Grey, of another size, with words as labels; a second training has other classes."""
     monkeypatch.chdir(tmp_path)
