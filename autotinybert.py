@@ -116,7 +116,7 @@ class Config:
 MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
 WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
-    "pareto.txt")
+    "pareto.txt", "pareto.svg")
 MOST_LAYERS = 1000  # of an architecture that is given
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
@@ -809,6 +809,7 @@ if (Path(__file__).parent / "common").is_dir():
         LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
         open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
     from data import corpus, hf_models
+    from data.drawing import scatter
     from data.inputs import (
         Data, check_vocabulary, find_inputs, open_corpus, open_tokenizer, pick,
         print_after_training)
@@ -1557,14 +1558,27 @@ def comparison(table):
 
 
 def pareto(history):
-    """All candidates as text, the fastest first; a * marks those that no faster one surpasses."""
+    """All candidates as text, the fastest first, and as an SVG drawing; a * and a line mark those
+    that no faster one surpasses."""
     lines = ["  predicted ms    score  shape"]
+    points = []
+    front = []
     highest = -math.inf
     for line in sorted(history, key=lambda line: (line["predicted_ms"], -line["score"])):
-        mark = "*" if line["score"] > highest else " "
-        highest = max(highest, line["score"])
+        mark = " "
+        if line["score"] > highest:
+            mark = "*"
+            highest = line["score"]
+            front.append(len(points))
+        points.append((line["predicted_ms"], line["score"], line["arch"]))
         lines.append(f"{mark} {line['predicted_ms']:12.4f} {line['score']:8.4f}  {line['arch']}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n", scatter(points, front, "predicted ms", "score")
+
+
+def write_pareto(folder, history):
+    text, drawing = pareto(history)
+    write_atomic(folder / "pareto.txt", text)
+    write_atomic(folder / "pareto.svg", drawing)
 
 
 def refuse_other_limit(cfg):
@@ -1602,7 +1616,7 @@ def search(cfg, command):
             history = evolve(superplm, latency, data, cfg, run)
             finalists = on_main(ranks, confirm, history, latency, cfg, run)
             best = train_winners(superplm, finalists, data, cfg, run)
-            on_main(ranks, write_atomic, run.folder / "pareto.txt", pareto(history))
+            on_main(ranks, write_pareto, run.folder, history)
             on_main(ranks, write_json, run.folder / "best.json", best)
             run.finish(best)
         best = run.finished()

@@ -8,6 +8,7 @@ import re
 import shlex
 import statistics
 import types
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -556,8 +557,13 @@ def test_the_front_is_what_no_faster_shape_surpasses():
     history = [
         {"arch": f"shape-{ms}-{score}", "predicted_ms": ms, "score": score}
         for ms, score in points]
-    front = [line.split()[-1] for line in atb.pareto(history).split("\n") if line[:1] == "*"]
+    text, drawing = atb.pareto(history)
+    front = [line.split()[-1] for line in text.split("\n") if line[:1] == "*"]
     assert front == ["shape-1-0.2", "shape-2-0.6", "shape-4-0.7"]
+    circles = [each for each in ElementTree.fromstring(drawing) if each.tag.endswith("circle")]
+    assert len(circles) == len(points)
+    assert [each[0].text.split(":")[0] for each in circles if each.get("class") == "best"] == front
+    assert atb.pareto([history[0]])[1].count("<circle") == 1
 
 
 @pytest.mark.parametrize("strategy", ["evolution", "random", "fast"])
