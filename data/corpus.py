@@ -27,7 +27,7 @@ NAMES = ("tokens", "sentences", "documents")
 MOST_HELD_OUT = 1000  # documents, where a fraction is held out: 5% of Wikipedia are 300,000
 FEW_SENTENCES = 4  # a book with a blank line after each paragraph has fewer
 BLOCK = 64  # examples whose first random numbers are drawn together, which takes less time
-DRAWS = 20  # of them for each example, which seldom needs more
+DRAWS = 20  # random numbers drawn for each example, which seldom needs more
 
 
 def read_meta(folder):
@@ -99,7 +99,7 @@ class Corpus:
         self.tokens = self.open_file("tokens", self.meta["dtype"], self.meta["tokens"])
         self.sentences = self.open_file("sentences", "int64", self.meta["sentences"] + 1)
         self.documents = self.open_file("documents", "int64", self.meta["documents"] + 1)
-        # an element of a memoryview is a Python number, and three times as fast as that of an array
+        # a memoryview gives Python numbers, and is three times as fast to index as an array
         self.starts = memoryview(self.sentences)
         self.document_starts = memoryview(self.documents)
         self.id_view = memoryview(self.ids)
@@ -112,8 +112,8 @@ class Corpus:
         return np.memmap(path, dtype, "r").view(np.ndarray)
 
     def summary(self, held_out=0, hint=True):
-        """The counts of the whole corpus in words. held_out: documents of it. hint: whether to say
-        what helps where documents are short."""
+        """The counts of the whole corpus as a sentence. held_out: number of held-out documents.
+        hint: add what helps if the documents are short."""
         counts = ", ".join(f"{self.meta[name]:,} {name}" for name in NAMES)
         median = float(np.median(np.diff(self.documents)))
         line = f"{counts} (median of {median:g} sentences)"
@@ -185,12 +185,12 @@ class Corpus:
         return self.collect(length, parts)
 
     def sentence_runs(self, position, num_examples, length, seed, short_prob=0.1, others=True):
-        """Like segments, but whole sentences, split between two of them: neither the sizes of the
-        segments nor their ends tell which came first.
+        """Like segments, but whole sentences, split between two of them: the sizes of the segments
+        and their ends do not reveal which came first.
 
         The slots of a document divide its sentences by number, so that each is shown as often.
         (Divided by tokens, an example would begin or end with a long sentence, since a cut falls
-        into one more easily, and the outer sentences of a pair would tell its order.) An example
+        into one more easily, and the outer sentences of a pair would reveal its order.) An example
         takes as many sentences of its slot as fit into the size drawn for it, from the beginning or
         up to the end, at random, but at least two where `length` has room for them.
 
@@ -288,8 +288,8 @@ class Corpus:
 
     def run_elsewhere(self, random, document, size, room, length):
         """(start, size) of whole sentences of another document, not from its beginning, to replace
-        segment_b: of eight draws the one whose size is nearest to `size`, at most `room`. Size 0
-        where none fits and where `size` is 0."""
+        segment_b. Draws eight candidates of at most `room` tokens and takes the one whose size is
+        nearest to `size`. Size 0 where none fits and where `size` is 0."""
         table = self.slot_table(length)
         first = table[document]
         stop = table[document + 1]

@@ -305,14 +305,14 @@ def qnli(text, label):
 
 
 def mnli(text, label):
-    """Two to four things have a state; is that of the marked one what text 2 says, the opposite, or
-    something else?"""
+    """Two to four things have a state. Is the state of the marked thing what text 2 says, the
+    opposite, or something else?"""
     answer = {"entailment": "open", "contradiction": "empty", "neutral": "large"}[label]
     return [things(text, 2, 4, 3, 3, answer, marked=0)[0], "The default one is open."]
 
 
 def rte(text, label):
-    """Three to five things have a state; is the one that follows the marked one open?"""
+    """Three to five things have a state; is the thing after the marked one open?"""
     answer = "open" if label in TRUE else "empty"
     sentence, _ = things(text, 3, 5, 2, 2, answer, marked=1)
     return [sentence, "The one after the default one is open."]
@@ -373,7 +373,7 @@ def tsv(columns, examples, header):
 
 def glue_files(parts, tasks=None, longest=CHARACTERS):
     """The eight tasks with GLUE's folder names and file layouts; CoLA's files with labels have no
-    header. tasks: others than GLUE. longest: characters of an example."""
+    header. tasks: a table like GLUE, which replaces it. longest: characters of an example."""
     texts = {part: Text(parts[part]) for part in ("train", "dev", "test")}
     for task, (rule, labels, *columns) in (tasks or GLUE).items():
         seen = set()
@@ -389,8 +389,7 @@ def glue_files(parts, tasks=None, longest=CHARACTERS):
 
 # --- SQuAD and RACE ---
 def passages(document, size):
-    """The document cut into passages of `size` sentences; what is left over at its end is
-    dropped."""
+    """The document cut into passages of `size` sentences; a shorter rest at its end is dropped."""
     lines = document.lines
     return [lines[start:start + size] for start in range(0, len(lines) - size + 1, size)]
 
@@ -622,9 +621,9 @@ def make_demo(folder):
 
     Returns {corpus, glue, squad, race, cifar10: folders; train_text, valid_text, test_text:
     prefixes of .en and .de; sha256: of the contents}, all strings. The folder appears under its
-    name only when it is complete, so a killed run leaves nothing half-made there; of two processes
-    that want it at once one makes it and the other waits. UserError where `folder` holds something
-    else. Complete demo data is only read: it may stand on a read-only disk. """
+    name only when it is complete, so a killed run leaves no incomplete folder there. If two
+    processes need it at once, one makes it and the other waits. UserError where `folder` holds
+    something else. Complete demo data is only read: it may be on a read-only disk. """
     folder = pathlib.Path(folder)
     place = folder.resolve()  # a link to an empty folder stays a link
     made = place.with_name(f"{place.name}.part")
@@ -646,10 +645,10 @@ def make_demo(folder):
 
 
 def remove_unfinished(made):
-    """Delete what a killed process left of the folder that build() makes. UserError where it is
-    somebody else's."""
+    """Delete what a killed process left of the folder that build() makes. UserError where
+    another program made it."""
     if made.exists() and any(made.iterdir()) and not (made / MARK).exists():
-        raise UserError(f"{made}: in the way of the demo data, and this command has not made it; "
-                        "move it away")
+        raise UserError(f"{made}: made by another program, and the demo data are made under this "
+                        "name; rename it")
     if made.exists():
         shutil.rmtree(made)

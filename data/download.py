@@ -62,8 +62,8 @@ def fetch(url, digest, folder):
 
 
 def put(path, place):
-    """Copy a file to its place in a set; of an archive the content of its top folder. Neither kind
-    of archive writes outside of the folder that it is unpacked into."""
+    """Copy a file to its place in a set; from an archive, the content of its top folder. Neither
+    kind of archive writes outside of the folder that it is unpacked into."""
     if path.suffix not in (".zip", ".gz"):
         place.parent.mkdir(exist_ok=True)
         shutil.copy(path, place)

@@ -221,9 +221,9 @@ def albert_settings(config):
 
 
 def read_albert(folder, config, groups):
-    """({our name: weight} of a folder, the task whose head is among them: that of our config.json,
-    "RACE" and "SQuAD1.1" by their class, for other classes' heads their class, else ""). ValueError
-    where a name belongs to no ALBERT of so many groups."""
+    """({our name: weight} of a folder, the task whose head is among them). Our config.json names
+    the task. Others name a class: it gives "RACE" or "SQuAD1.1", or else stands for the task; ""
+    without a head. ValueError where a name belongs to no ALBERT of so many groups."""
     modules = {theirs: ours for ours, theirs in names_of(ALBERT_NAMES, groups).items()}
     renamed = {}
     for name, value in read_weights(folder).items():
@@ -271,7 +271,7 @@ def label_names(task, weights, own=None):
 
 
 def albert_config(cfg, architecture, groups, labels, task):
-    """config.json for transformers. labels: of label_names."""
+    """config.json for transformers. labels: as label_names returns them."""
     return {
         **{theirs: getattr(cfg, ours) for ours, theirs in ALBERT_SETTINGS.items()},
         **ALBERT_REQUIRED,
@@ -331,7 +331,7 @@ BERT_NAMES = {  # our module: theirs; {} is the number of a layer
 }
 QKV = "query", "key", "value"
 SIZES = "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size"
-BERT_REQUIRED = {  # all that runs here
+BERT_REQUIRED = {  # all that autotinybert.py can build
     "hidden_act": "gelu",
     "layer_norm_eps": EPSILON,
     "position_embedding_type": "absolute",
@@ -412,7 +412,7 @@ def fill(model, weights, folder):
 
 def bert_sizes(folder, config):
     """(layers, hidden, ffn, heads, qkv) of a config.json. Raises UserError or ValueError where
-    it needs what does not run here."""
+    it describes what autotinybert.py cannot build."""
     kind = config.get("model_type", "bert")  # many old folders do not name it
     if kind not in ("bert", "electra", "autotinybert"):
         raise UserError(f"{folder}: model_type is {kind}; only bert and electra can be read")
@@ -442,7 +442,7 @@ def read_bert(folder, heads):
 
 
 def rename_bert(weights, spans=False):
-    """{their name: weight} of {our name: weight}. spans: the head is one of SQuAD."""
+    """{their name: weight} of {our name: weight}. spans: the head is for SQuAD."""
     modules = {**names_of(BERT_NAMES, MOST_LAYERS), "head": "qa_outputs" if spans else "classifier"}
     result = {}
     for name, value in weights.items():

@@ -60,7 +60,7 @@ def load_cifar10(folder, split):
 
 def read_npz(path, labelled=True):
     """(images (N, 3, H, H) uint8, labels (N,) as integers or words) of an npz file of one's own;
-    labels are None where they are not asked for."""
+    labels are None if not `labelled`."""
     try:
         with np.load(existing(path, LAYOUT), allow_pickle=False) as file:
             images = file["images"]
@@ -243,7 +243,7 @@ def pixel_statistics(images):
     shares = counts / counts.sum(1, keepdim=True)
     mean = shares @ values.double()
     deviation = (shares @ values.double().square() - mean.square()).clamp(min=1e-6).sqrt()
-    # four digits; for CIFAR-10 these are the published ones
+    # four digits; for CIFAR-10 these are the published numbers
     return [[round(value, 4) for value in numbers.tolist()] for numbers in (mean, deviation)]
 
 

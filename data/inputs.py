@@ -19,7 +19,7 @@ from data.demo import make_demo
 from data.text import make_corpus, text_files
 
 DEMO = Path(__file__).resolve().parent / "demo"
-NEAR = 0.02  # of a baseline, where a model has learned little more
+NEAR = 0.02  # above a baseline: a model has learned little more
 DATA = ("glue", "squad", "race", "cifar10", "images", "train_text", "valid_text", "test_text",
         "corpus")
 
@@ -50,7 +50,7 @@ def find_inputs(ranks, action, data, models, tasks=(), languages=(), opens_token
     path does not cost the run that --restart would replace.
 
     data: {data flag that the action needs: its value}. models: {flag: value} of --init, --tokenizer
-    and other flags that name models and runs. tasks: those that are read of --glue and --squad.
+    and other flags that name models and runs. tasks: names; --glue and --squad must have them.
     languages: endings of the files of parallel text. opens_tokenizer: open --tokenizer, so that a
     mistake is found at once.
     """
@@ -93,7 +93,7 @@ def find_data(data, tasks, languages, action):
     For a prepared corpus it is meta.json, which has the fingerprints of the text."""
     reads = {}
     for flag, value in data.items():
-        if not value:  # of a run's data some translations may lack a part
+        if not value:  # parallel text may have no valid or test part
             continue
         if flag in ("glue", "squad"):
             files = task_files(tasks, flag, value, action != "finetune")
@@ -124,7 +124,7 @@ def find_own_tasks(tasks, action):
 
 
 def find_models(models, opens_tokenizer):
-    """{flag: files} of the models and the tokenizer of {flag: value}; of a run folder its
+    """{flag: files} of the models and the tokenizer of {flag: value}. A run folder stands for its
     checkpoint."""
     if opens_tokenizer and models["tokenizer"]:
         load_tokenizer(models["tokenizer"])
@@ -132,7 +132,7 @@ def find_models(models, opens_tokenizer):
     for flag, value in models.items():
         files = []
         for path in filter(None, [value] if isinstance(value, str) else value):
-            inside = [*Path(path).glob("checkpoint.pt")]  # else of its parts
+            inside = [*Path(path).glob("checkpoint.pt")]  # else the checkpoints of its parts
             files += map(str, inside or sorted(Path(path).glob("*/checkpoint.pt")) or [path])
         if files not in reads.values():  # the tokenizer is often --init's
             reads[flag] = files
@@ -229,7 +229,7 @@ def open_tokenizer(path, init):
 
 
 def check_vocabulary(folder, tokenizer):
-    """UserError where the vocabulary in a model's folder, if there is one, is another."""
+    """UserError where a model's folder has a vocabulary and it differs from this one."""
     if any((folder / name).is_file() for name in ("spiece.model", "vocab.txt", FAST)):
         own = load_tokenizer(folder)
         if (own.names, own.rules) != (tokenizer.names, tokenizer.rules):

@@ -164,9 +164,9 @@ def encoding(text, tokenizer, spans):
 
 
 def write_code(home, arch, weights, cfg, tokenizer, labels, length):
-    """The source of a network. weights: the name of its file; labels: of the outputs of a task's
-    head, None of a language model; length: tokens of its longest sequence."""
-    titles = {}  # of each attention its class
+    """The source of a network. weights: the name of its file; labels: names of the outputs of a
+    task's head, None for a language model; length: tokens of its longest sequence."""
+    titles = {}  # the class of each attention
     for number, layer in enumerate(arch, 1):
         if not isinstance(layer, int):
             titles.setdefault(layer, f"Attention{number}")

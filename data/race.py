@@ -5,8 +5,8 @@ A question becomes four inputs, one per option, as in ALBERT's code:
 
     [CLS] passage [SEP] question with the option [SEP]
 
-The option replaces every "_" of the question; without one it follows the question. Of this second
-part the last MAX_QA tokens are kept; the passage is truncated at its end.
+The option replaces every "_" of the question; without one it follows the question. This second
+part keeps its last MAX_QA tokens; the passage is truncated at its end.
 """
 import warnings
 from collections import namedtuple
@@ -76,7 +76,7 @@ def load(folder, split):
 
 
 class Features(glue.Features):
-    """As of GLUE, but in `pairs` each example has four pairs, one per option."""
+    """As GLUE's Features, but in `pairs` each example has four pairs, one per option."""
 
     @cached_property
     def lengths(self):
@@ -85,8 +85,8 @@ class Features(glue.Features):
                          for four in self.pairs])
 
     def batch(self, index, width):
-        """Of B questions, all int64: ids, token_type_ids (B, 4, width), lengths (B, 4), labels
-        (B,)."""
+        """A batch of B questions, all int64: ids, token_type_ids (B, 4, width), lengths (B, 4),
+        labels (B,)."""
         shape = len(index), len(LETTERS), width
         pairs = [pair for i in index for pair in self.pairs[i]]
         ids, token_type_ids = tasks.join(pairs, self.specials, width)

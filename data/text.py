@@ -146,8 +146,8 @@ def chunks(path):
 # --- a vocabulary --------------------------------------------------------------------------------
 
 def sample_lines(files, lower):
-    """Lines of the files; of more than SAMPLE_BYTES of text every n-th. An overlong line is read in
-    parts, to bound memory."""
+    """Lines of the files; every n-th line if the text has more than SAMPLE_BYTES. An overlong line
+    is read in parts, to bound memory."""
     every = 1 + sum(map(os.path.getsize, files)) // SAMPLE_BYTES
     for path in files:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
@@ -200,7 +200,7 @@ def sentencepiece_model(vocab_size, lower, threads, files):
 # --- worker processes ----------------------------------------------------------------------------
 
 def be_worker():
-    """In a worker process: leave signals to the parent, and end when it does, however it ends."""
+    """In a worker process: leave signals to the parent, and exit when it exits or is killed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -225,8 +225,8 @@ def in_order(work, jobs, workers):
 # --- token files ---------------------------------------------------------------------------------
 
 def encode_chunk(tokenizer, dtype, end_of_document, job):
-    """Of one chunk: its tokens, at which of them sentences start, at which sentence documents
-    start."""
+    """(tokens, the first token of each sentence, the first sentence of each document) of one
+    chunk, all as numbers."""
     path, start, end = job
     with open(path, "rb") as file:
         file.seek(start)
@@ -265,7 +265,7 @@ def write_tokens(folder, results):
 def prepare_corpus(paths, tokenizer, out_folder, workers=1, documents="blank"):
     """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus.
     Interrupted at any point, the folder has no meta.json, and Corpus refuses it. documents: what
-    ends one, of DOCUMENTS."""
+    ends a document, one of DOCUMENTS."""
     files = text_files(paths)
     folder = Path(out_folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -284,7 +284,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, documents="blank"):
 
 
 def fitting_vocabulary(files):
-    """The vocabulary size that fits so much text: with more, rare tokens are not learned."""
+    """The vocabulary size for this amount of text: with more, rare tokens are not learned."""
     size = sum(map(os.path.getsize, files))
     return next(vocabulary for most, vocabulary in VOCABULARIES if size < most)
 
@@ -292,7 +292,7 @@ def fitting_vocabulary(files):
 def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="blank",
                 replace=False):
     """Make a tokenizer, trained on the text or copied from the path `tokenizer`, and the token
-    files, all in a folder; returns (tokenizer, Corpus). documents: as of prepare_corpus.
+    files, all in a folder; returns (tokenizer, Corpus). documents: as in prepare_corpus.
 
     vocabulary.json, which is written first, says what they are made from: the same command again
     continues. UserError where the folder holds anything else, unless replace deletes it.
@@ -319,7 +319,7 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
         print(f"training a vocabulary of {vocab_size} tokens")
         fitting = fitting_vocabulary(files)
         if not fitting / 4 <= vocab_size <= 2 * fitting:
-            print(f"hint: --vocab_size {fitting} fits so much text better")
+            print(f"hint: --vocab_size {fitting} suits this amount of text better")
         train_sentencepiece(files, model, vocab_size, threads=workers)
     tokenizer = given or load_tokenizer(model)
     if not read_meta(folder):

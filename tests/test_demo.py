@@ -157,7 +157,7 @@ def test_demo_data_replaces_no_folder_of_others_and_what_a_kill_left(
         tmp_path, small_build, monkeypatch):
     folder = tmp_path / "demo"
     others = write(tmp_path / "demo.part" / "mine", "mine")
-    with pytest.raises(UserError, match="demo.part: in the way"):
+    with pytest.raises(UserError, match="demo.part: made by another program"):
         make_demo(folder)
     others.rename(tmp_path / "mine")
     others.parent.rmdir()
