@@ -1895,13 +1895,17 @@ def train(cfg, command):
 
 
 def next_action(run):
-    """What may follow a training, as words of a command: --evaluate, or --predict where there is no
-    test text."""
+    """What may follow a training, as words of a command: --evaluate, or --predict where there are
+    no test data."""
     settings = run.record["settings"]
-    if settings["task"] == "cifar10" or settings["test_text"]:
-        return ["--evaluate"]
-    text = settings["valid_text"] or settings["train_text"]
-    return ["--predict", f"{text}.{settings['languages'][0]}"]
+    if settings["task"] == "wmt14":
+        tested = settings["test_text"]
+        text = settings["valid_text"] or settings["train_text"]
+        file = f"{text}.{settings['languages'][0]}"
+    else:
+        tested = settings["cifar10"] or Path(settings["images"], "test.npz").exists()
+        file = Path(settings["images"], "train.npz")
+    return ["--evaluate"] if tested else ["--predict", file]
 
 
 def print_facts(model, data, cfg, ranks):

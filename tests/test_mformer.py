@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -540,7 +541,8 @@ def test_predictions_without_references(tmp_path, ready, monkeypatch):
 
 
 @pytest.mark.parametrize("settings, words", [
-    (dict(task="cifar10"), ["--evaluate"]),
+    (dict(task="cifar10", cifar10="a"), ["--evaluate"]),
+    (dict(task="cifar10", images="a"), ["--predict", Path("a/train.npz")]),
     (dict(task="wmt14", train_text="a/t", test_text="a/e"), ["--evaluate"]),
     (dict(task="wmt14", train_text="a/t"), ["--predict", "a/t.en"]),
     (dict(task="wmt14", train_text="a/t", valid_text="a/v"), ["--predict", "a/v.en"]),

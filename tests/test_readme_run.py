@@ -32,7 +32,7 @@ runs/small: albert.py --pretrain --preset base --corpus path/to/prepared --out r
 runs/16: albert.py --pretrain --length 16 --objective none --batch 64 --lr 0.08 --steps 4500 \
     --out runs/16
 runs/128: albert.py --pretrain --init runs/16 --out runs/128
-runs/albert-pretrain-demo: albert.py --pretrain --corpus my/texts --vocab_size 8000
+runs/albert-pretrain-demo: albert.py --pretrain --corpus my/texts --vocab_size 2000
 runs/albert-finetune-demo/reviews: albert.py --finetune my/reviews \
     --init runs/albert-pretrain-demo
 runs/autobert_zero-search-base: autobert_zero.py --search --preset base \
