@@ -1590,7 +1590,8 @@ def evaluate_images(model, data, cfg, ranks):
     flag, = data_flags(cfg)
     images, labels = data.read_test(flag, getattr(cfg, flag))
     if cfg.dry_run:
-        images, labels = images[:64], labels[:64]
+        images = images[:64]
+        labels = labels[:64]
     predicted = classify(model, images, labels, data, ranks)
     numbers = {
         "accuracy": (predicted == labels).double().mean().item(),
@@ -1611,7 +1612,8 @@ def evaluate_translations(model, data, cfg, ranks):
     """({"bleu": in percent}, translations) of the test text."""
     sources, references = data.test_lines(cfg.test_text)
     if cfg.dry_run:
-        sources, references = sources[:64], references[:64]
+        sources = sources[:64]
+        references = references[:64]
     translations = translate_lines(model, sources, data, cfg)
     # D29: BLEU is of plain text in 13a tokens; the paper names no tokenization.
     return {"bleu": corpus_bleu(translations, references)}, translations

@@ -1,7 +1,9 @@
 """A scatter plot as an SVG file, which a browser opens."""
 from html import escape
 
-WIDTH, HEIGHT, MARGIN = 640, 400, 60
+WIDTH = 640
+HEIGHT = 400
+MARGIN = 60
 STYLE = """<style>
 svg { background: #ffffff; color: #222222; font: 13px sans-serif }
 @media (prefers-color-scheme: dark) { svg { background: #161b22; color: #dddddd } }
@@ -14,7 +16,8 @@ circle.best { fill: #d9822b }
 
 def scale(values, start, stop):
     """A function that maps the range of the values to start .. stop."""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     step = (stop - start) / (high - low or 1)
     return lambda value: start + (value - low) * step
 
@@ -23,7 +26,10 @@ def scatter(points, front, x_label, y_label):
     """The SVG text of points (x, y, name). front: the indices of those that a line joins, in this
     order, and that have another colour. The names show under the mouse."""
     xs, ys, _ = zip(*points)
-    left, right, top, bottom = MARGIN, WIDTH - MARGIN / 2, MARGIN / 2, HEIGHT - MARGIN
+    left = MARGIN
+    right = WIDTH - MARGIN / 2
+    top = MARGIN / 2
+    bottom = HEIGHT - MARGIN
     across = scale(xs, left + 10, right - 10)
     down = scale(ys, bottom - 10, top + 10)
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">', STYLE,

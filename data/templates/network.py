@@ -1,6 +1,6 @@
-# The template of the file that `python autobert_zero.py --export FILE.py` writes. It is read as text
-# and never imported. data/network_code.py replaces each mark FILL_*, leaves out functions of other
-# vocabularies, and drops these lines.
+# The template of the file that `python autobert_zero.py --export FILE.py` writes. It is read as
+# text and never imported. data/network_code.py replaces each mark FILL_*, leaves out functions of
+# other vocabularies, and drops these lines.
 """A language model found by a search (AutoBERT-Zero, arXiv:2107.07445), in plain PyTorch.
 
     network = load("FILL_weights").eval()
