@@ -1,11 +1,12 @@
 """tests/claims: verdicts of made intervals, the page, and each study at its smallest."""
+import dataclasses
 import importlib
 import json
 
 import pytest
 from conftest import slow
 
-from tests.claims import page, study
+from tests.claims import autobert_zero, open_space, page, search_table, study
 from tests.claims.study import Interval
 
 ABOVE = (2, 1, 3, 3)  # mean, low, high, pairs
@@ -36,9 +37,6 @@ def test_the_plot_of_the_front_page_is_what_the_results_say(tmp_path):
     assert path.read_text() == (study.HERE / "results" / path.name).read_text()
 
 
-SEARCH = (
-    "--steps 2 --length 16 --population 2 --rounds 1 --parents 1 --children 1 --finalists 1 "
-    "--finalist_times 1 --train_examples 32 --finetune_epochs 1")
 ALBERT = "--steps 2 --batch 2 --dev_examples 64 --train_examples 32 --finetune_epochs 1"
 TINY = (
     "--steps 2 --further_steps 2 --latency_archs 6 --latency_rounds 1 --population 2 "
@@ -51,15 +49,12 @@ MIXTURE = (
     ("autobert_zero counts", ""),
     ("albert parameters", ""),
     ("mformer counts", ""),
-    slow("autobert_zero search again longer weights attention uniformity", SEARCH),
-    slow("autobert_zero fidelity", SEARCH),
     slow("autobert_zero latency", ""),
     slow("autotinybert shape", TINY),
-    slow("autotinybert ranking", TINY),
     slow("autotinybert distillation", TINY),
     slow("autotinybert latency", ""),
     slow("albert order", ALBERT),
-    slow("albert sharing dropout", ALBERT),
+    slow("albert dropout", ALBERT),
     slow("mformer mixture", MIXTURE),
     slow("mformer translation", "--steps 2 --train_examples 64 --beam 1"),
     slow("mformer length", ""),
@@ -75,3 +70,37 @@ def test_studies_run_at_their_smallest(names, flags, tmp_path):
             pairs = [pair for pair in claim.pairs if not pair[0].endswith("GB")]
             assert len(record["intervals"][claim.name]) >= max(1, len(pairs))
         assert json.loads((tmp_path / f"{name}.json").read_text())["values"]
+
+
+@pytest.mark.slow
+def test_studies_of_the_open_space_run_at_their_smallest(tmp_path, monkeypatch):
+    settings = search_table.settings
+
+    def smallest(seed, glue=""):
+        return dataclasses.replace(settings(seed, glue), steps=2, warm_times=1)
+
+    monkeypatch.setattr(search_table, "settings", smallest)
+    monkeypatch.setattr(search_table, "TASKS", {"MNLI": 64, "SST-2": 64})
+    small = {"population": 2, "rounds": 1, "parents": 1, "children": 1}
+    for name, value in {"PAIRS": 2, "BEST": 2, "TIMES": 2, "SEARCH": small}.items():
+        monkeypatch.setattr(open_space, name, value)
+    for name in ("open_pairs", "open_parts"):
+        words = f"{name} --jobs 2 --results {tmp_path} --runs {tmp_path}/runs"
+        record = study.main("autobert_zero", vars(autobert_zero), words.split())
+        assert all(len(scores) == 2 for scores in record["values"].values())
+        assert len(record["intervals"]) == len(getattr(open_space, name).claims)
+    folder = tmp_path / "runs" / "open"
+    histories = [search_table.read_lines(folder / "searches" / f"{strategy}-200.jsonl")
+                 for strategy in open_space.STRATEGIES]
+    assert [len(history) for history in histories] == [3, 3]
+    first = [[line["arch"] for line in history[:2]] for history in histories]
+    assert first[0] == first[1]  # the searches of a pair begin alike
+
+
+def test_parts_of_a_network_are_replaced_as_in_table_5():
+    bert = open_space.BASELINES["BERT"].split(" | ")[0]
+    arch = "softmax(Q @ K.T) @ V | conv31"
+    both = [open_space.with_attention(arch, replacement)
+            for replacement in (open_space.abz.parse_formula(bert), None)]
+    assert both == [f"{bert} | conv31", "conv31 | conv31"]
+    assert open_space.with_attention(f"{bert} | {bert}", None) == "conv3 | conv3"

@@ -3,7 +3,7 @@ import statistics
 
 import autotinybert as atb
 from tests.claims.pictures import dots, lines
-from tests.claims.study import Claim, interval, kendall, main, read, run_all, run_name, study
+from tests.claims.study import Claim, interval, main, read, run_all, run_name, study
 
 PROGRAM = "autotinybert.py"
 LOSS = "held-out loss of masked words, nats"
@@ -80,71 +80,6 @@ def shape(options):
     trained = train_further(options, SHAPE, archs, "further", ["--init", superplm])
     losses = by_arch(masked_losses(options, SHAPE, trained))
     return {"values": {arm: losses[arch] for arm, arch in arms.items()}, "networks": arms}
-
-
-RANKED = (
-    "--largest 4-64-256-8-64 --smallest 1-16-28-1-8 --reference 4-64-256-8-64 --length 32 "
-    "--vocab_size 2000 --steps 1000 --further_steps 600").split()
-GRID = [f"{layers}-{8 * heads}-{32 * heads}-{heads}-{8 * heads}"
-        for layers in (1, 2, 3, 4) for heads in (1, 3, 5, 8)]
-VARIANTS = {"Algorithm 1": "ebl", "one sub-model a step": "sme", "HAT": "hat"}
-
-
-def without_sme(arch):
-    """HAT's sub-models keep the full width of queries, keys and values."""
-    *others, heads, _ = arch.split("-")
-    heads = max(one for one in (1, 2, 4, 8) if one <= int(heads))
-    return "-".join([*others, str(heads), "64"])
-
-
-def same_order(losses, scores):
-    """Percent of the pairs that both columns order alike."""
-    return 50 + 50 * kendall(losses, scores)
-
-
-@study(
-    "1 core-hour",
-    Claim("ranking", "A SuperPLM of Algorithm 1 ranks shapes as training each alone does, and "
-          "better than HAT, one sub-model a step, the number of parameters or another training",
-          "96.7% of the pairs, against 90.0% of HAT and 94.2% (Table 3)",
-          [("Algorithm 1", other)
-           for other in ("90%", "HAT", "one sub-model a step", "number of parameters",
-                         "another training")]),
-    picture=lines("loss, trained alone", "loss as a sub-model", "o"))
-def ranking(options):
-    """A grid of 16 shapes of BERT's rule, four depths by four widths, each trained alone for
-    600 steps of 32 sequences of 32 tokens; SuperPLMs of 1,000 steps. Percent of the pairs of
-    shapes whose held-out losses have the same order. "number of parameters": more is better;
-    "another training": of each alone, with the next seed."""
-    seeds = range(1, options.seeds + 1)
-    alone = train_further(options, RANKED, GRID, "alone")
-    truth = masked_losses(options, RANKED, {("alone", *key): each for key, each in alone.items()})
-    supers = run_all(options, {
-        f"super-{variant}-{seed}": [PROGRAM, "--superplm", *RANKED, "--variant", variant, "--seed",
-                                    seed, *options.flags]
-        for variant in VARIANTS.values() for seed in seeds}, "superplm/done.json")
-    wanted = {seed: [truth["alone", arch, seed] for arch in GRID] for seed in seeds}
-    sizes = [-sum(atb.parameters(atb.parse_arch(arch), 2000).values()) for arch in GRID]
-    values = {
-        "90%": [90.0] * options.seeds,
-        "number of parameters": [same_order(wanted[seed], sizes) for seed in seeds],
-        "another training": [
-            same_order(wanted[seed], wanted[seed % options.seeds + 1]) for seed in seeds],
-    }
-    points = {}
-    for title, variant in VARIANTS.items():
-        models = {}
-        for seed in seeds:
-            for arch in GRID:
-                part = without_sme(arch) if variant == "hat" else arch
-                models[variant, arch, seed] = (supers[f"super-{variant}-{seed}"], part)
-        scores = masked_losses(options, RANKED, models)
-        values[title] = []
-        for seed in seeds:
-            scored = [scores[variant, arch, seed] for arch in GRID]
-            values[title].append(same_order(wanted[seed], scored))
-            points[f"{title}, {seed}"] = [*zip(wanted[seed], scored)]
-    return {"values": values, "lines": points}
 
 
 STUDENT = "3-48-192-6-48"

@@ -79,14 +79,9 @@ def found_networks(options, flags, data):
 
 @study(
     "2 core-hours",
-    Claim("mixture-softmax", "A mixture is as good as softmax alone at equal FLOPs",
-          "CIFAR-10: 93.59% against 95.1% (Table 5); within two points are asked",
-          [(f"{data}: mixed search", f"{data}: softmax search") for data in DATA], least=-0.02),
     Claim("mixture-linear", "A mixture is better than linear attention alone at equal FLOPs",
           "CIFAR-10: 93.59% against 88.4% (Table 5)",
           [(f"{data}: mixed search", f"{data}: linear search") for data in DATA]),
-    Claim("mixture-search", "The search finds better mixtures than random sampling", "no numbers",
-          [(f"{data}: mixed search", f"{data}: random sample") for data in DATA]),
     picture=dots("test accuracy"))
 def mixture(options):
     """Three layers of width 64, images of 65 tokens, a limit of 0.016 GFLOPs, 1,600 steps of 32

@@ -1,7 +1,7 @@
 """The open space: OP-NAS against random search among all networks of two layers.
 
-    python -m tests.claims.open_space reliability --jobs 2     about 0.7 core-hours
-    python -m tests.claims.open_space pairs --jobs 2           about 5 core-hours
+    python -m tests.claims.autobert_zero open_reliability --jobs 2     0.7 core-hours
+    python -m tests.claims.autobert_zero open_pairs --jobs 2           4 core-hours
 
 The plan, written before any run:
 - Hypothesis: of 56 candidates each, the five best of OP-NAS, by the score that the search saw, have
@@ -46,7 +46,7 @@ from data.text import make_corpus
 from tests.claims import search_table
 from tests.claims.search_tasks import write_tasks
 from tests.claims.study import (
-    ROOT, Claim, bootstrap, kendall, main, read, run_name, study)
+    ROOT, Claim, bootstrap, kendall, read, run_name, study)
 
 TASK = "MNLI"
 HELD_OUT = 1200  # training examples that serve a search as its dev set
@@ -76,9 +76,9 @@ def make_data(folder):
 
 
 @functools.cache
-def open_data(folder, tasks):
-    """The corpus and the task in folder/TASKS."""
-    return search_table.open_data(folder / "corpus", folder / tasks, (TASK,))
+def open_data(folder, part):
+    """The corpus and the task in folder/PART."""
+    return search_table.open_data(folder / "corpus", folder / part, (TASK,))
 
 
 def warm_start(seed, folder):
@@ -86,7 +86,7 @@ def warm_start(seed, folder):
     search_table.warm_start(seed, folder / "corpus", folder / "tasks", folder)
 
 
-def train(arch, seed, times, tasks, folder):
+def train(arch, seed, times, part, folder):
     """score_candidate's result of a network at this multiple of a candidate's budget."""
     cfg = search_table.settings(seed)
     cfg = dataclasses.replace(cfg, steps=times * cfg.steps, finetune_epochs=times)
@@ -94,7 +94,7 @@ def train(arch, seed, times, tasks, folder):
     first.load_rest(load_file(folder / f"warm-{seed}.pt"))
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "candidate"
-        return abz.score_candidate(arch, 0, first, open_data(folder, tasks), cfg, path)
+        return abz.score_candidate(arch, 0, first, open_data(folder, part), cfg, path)
 
 
 def train_alone(name, arch, seed, times, folder):
@@ -116,7 +116,7 @@ def search(strategy, seed, folder):
     history = []
     for number in range(len(abz.round_sizes(cfg))):
         proposals = enumerate(abz.propose(history, number, cfg), len(history))
-        lines = []
+        round_lines = []
         for key, (parent, arch) in proposals:
             if key not in kept:
                 kept[key] = {"id": key, "round": number, "parent": parent,
@@ -124,8 +124,8 @@ def search(strategy, seed, folder):
                              **train(arch, seed, 1, "search-tasks", folder)}
                 with open(path, "a", encoding="utf-8") as file:
                     file.write(json.dumps(kept[key]) + "\n")
-            lines.append(kept[key])
-        history = history + lines
+            round_lines.append(kept[key])
+        history = history + round_lines
     return history
 
 
@@ -137,12 +137,12 @@ def best_five(history):
 def start(options, seeds):
     """A pool of options.jobs processes that have the data, and the warm starts of these seeds."""
     torch.set_num_threads(1)  # before the pool is made; each process computes on one thread
-    folder = options.runs
+    folder = options.runs / "open"
     make_data(folder)
     for name in ("trained", "searches"):
-        (folder / name).mkdir(exist_ok=True)
-    for tasks in ("tasks", "search-tasks"):
-        open_data(folder, tasks)  # once, in the parent of all processes
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for part in ("tasks", "search-tasks"):
+        open_data(folder, part)  # once, in the parent of all processes
     search_table.open_data(folder / "corpus", folder / "tasks")
     pool = ProcessPoolExecutor(options.jobs, get_context("fork"))
     list(pool.map(warm_start, seeds, [folder] * len(seeds)))
@@ -155,7 +155,7 @@ def start(options, seeds):
           least=0.65),
     Claim("open-budgets", "A candidate's score ranks them as five times the budget does",
           "our question", least=0.5))
-def reliability(options):
+def open_reliability(options):
     """16 random networks of two layers with both kinds, two seeds, at a candidate's budget and at
     five times. Estimates decide (the plan above), not intervals."""
     cfg = search_table.settings(0)
@@ -168,7 +168,7 @@ def reliability(options):
     keys = [*product((TIMES, 1), range(16), range(2))]
     with start(options, range(2)) as pool:
         jobs = [pool.submit(train_alone, f"random {number}", archs[number], seed, times,
-                            options.runs) for times, number, seed in keys]
+                            options.runs / "open") for times, number, seed in keys]
         scores = dict(zip(keys, [job.result() for job in jobs]))
     measured = {}
     means = {}
@@ -184,14 +184,14 @@ def reliability(options):
     return {"values": values, "intervals": intervals, "networks": archs}
 
 
-@study("5 core-hours after `reliability`", Claim(
+@study("5 core-hours after `open_reliability`", Claim(
     "open-random", "OP-NAS finds better networks than random search", "curves (Figure 6)",
     [("OP-NAS", "random search")]), Claim(
     "open-bert", "The five best networks of OP-NAS are better than BERT and the hybrid",
     "GLUE 86.3 against 83.1 (Table 5)", [("OP-NAS", "BERT"), ("OP-NAS", "hybrid")]))
-def pairs(options):
+def open_pairs(options):
     """The plan above."""
-    folder = options.runs
+    folder = options.runs / "open"
     seeds = range(FIRST, FIRST + PAIRS)
     judges = [seed + 1000 for seed in seeds]
     with start(options, [*seeds, *judges]) as pool:
@@ -219,5 +219,35 @@ def pairs(options):
             "networks": {run_name(*key): each for key, each in sorted(archs.items())}}
 
 
-if __name__ == "__main__":
-    main("open_space", globals())
+def with_attention(arch, replacement):
+    """The architecture with `replacement` in the place of each attention; None: as in Table 5 the
+    convolution before it, or the first one (conv3 where there is none)."""
+    layers = abz.parse_arch(arch)
+    before = next((layer for layer in layers if isinstance(layer, int)), min(abz.KERNELS))
+    others = []
+    for layer in layers:
+        before = layer if isinstance(layer, int) else before
+        others.append(before if layer == before else replacement or before)
+    return abz.arch_text(tuple(others))
+
+
+@study("0.4 core-hours after `open_pairs`", Claim(
+    "open-parts", "The attention that was found is better than what may stand in its place",
+    "GLUE 86.3; BERT's attention alone 84.8, convolution alone 73.3 (Table 5)",
+    [("OP-NAS", "BERT's attention"), ("OP-NAS", "convolutions")]))
+def open_parts(options):
+    """The best network of each OP-NAS search of `open_pairs`, by the score that the search saw, and
+    the same with BERT's attention or a convolution in the place of its attentions. Trained and
+    judged as there, with the same seeds."""
+    folder = options.runs / "open"
+    record = read(options.results / "open_pairs.json")
+    seeds = [FIRST + number for number in range(PAIRS)]
+    arms = {"BERT's attention": abz.parse_formula(abz.BERT_ATTENTION), "convolutions": None}
+    jobs = {}
+    with start(options, [seed + 1000 for seed in seeds]) as pool:
+        for seed, (arm, replacement) in product(seeds, arms.items()):
+            arch = with_attention(record["networks"][f"op-nas-{seed}"][0], replacement)
+            jobs[arm, seed] = pool.submit(train_alone, arm, arch, seed + 1000, TIMES, folder)
+        values = {arm: [jobs[arm, seed].result() for seed in seeds] for arm in arms}
+    values["OP-NAS"] = [record["judged"][f"op-nas-0-{seed + 1000}"] for seed in seeds]
+    return {"values": values}

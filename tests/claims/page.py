@@ -23,6 +23,33 @@ where a rank correlation is judged):
 The number before an interval is the first value less the second. A verdict is about the size below
 the table, which is never the paper's own. Each command belongs to the commit next to it.
 """
+UNDECIDED = """\
+## Not decided
+
+These claims were measured, and their intervals include 0. `n` seeds would give a power of .8 for
+the difference that was seen, unless the row names another one.
+
+| claim | measured | needs |
+| --- | --- | --- |
+| AutoBERT-Zero: tokens stay more different from each other than in BERT (Figure 5) | mean cosine \
+behind the last of four layers, BERT less OP-NAS: +0.025 [-0.011, +0.061], n = 6 | n = 12, or more \
+layers: the paper has twelve |
+| ALBERT: sharing all weights costs accuracy (Table 4) | masked token accuracy, not shared less \
+shared: -0.6 [-2.0, +0.9] points at width 64, +1.2 [+0.1, +2.4] at 128, where both have 14%: its \
+learning rate is that of width 64; n = 3 | n = 7 for one point: 2 core-hours |
+| ALBERT: a small embedding suffices (Table 3) | E = 32 less E = 64, width 64: -1.4 [-3.0, +0.3] \
+points, n = 3 | n = 5: 1 core-hour |
+| ALBERT: SOP helps pairs of sentences (Table 5) | RTE and MRPC, SOP less no loss: +3.4 [-5.7, \
++12.4] points, n = 3 | n = 50 for one point: 25 core-hours |
+| AutoTinyBERT: a SuperPLM ranks shapes, better than HAT (Table 3) | pairs in the right order: \
+91.1%, HAT 91.7%, number of parameters 89.2%, another training 89.4%; n = 3 | shapes of equal \
+size: the number of parameters ranks these as well |
+| mFormer: a mixture is as good as softmax (Table 5) | accuracy at equal FLOPs: -0.020 [-0.073, \
++0.034] on stripes, -0.010 [-0.038, +0.018] on demo images; n = 6 | n = 51 for two points: 17 \
+core-hours |
+| mFormer: the search beats random sampling | +0.053 [-0.032, +0.138] on stripes, +0.013 [-0.023, \
++0.050] on demo images; n = 6 | n = 18 and 57: 6 and 19 core-hours |
+"""
 COLUMNS = "| the paper says | numbers | here | verdict |\n| --- | --- | --- | --- |"
 
 
@@ -58,6 +85,7 @@ def page():
             below += show_study(paper, one, record)
         text += [f"## {title}\n", COLUMNS, *rows, ""]
         text += [f"{line}\n" for line in below]
+    text.append(UNDECIDED)
     return "\n".join(text)
 
 

@@ -1,59 +1,65 @@
-"""Draw the study `again` of AutoBERT-Zero for the front page, for light and dark pages:
+"""Draw the studies `replay` and `open_pairs` of AutoBERT-Zero for the front page, for light and
+dark pages:
 
     python -m tests.claims.search_plot    (pip install matplotlib)
 """
-import statistics
-
 import matplotlib
 from matplotlib.figure import Figure
 
 from tests.claims.study import HERE, interval, read
 
-COLOURS = {"light": ("#24292f", "#0072b2", "#c8500a"), "dark": ("#e6edf3", "#58a6ff", "#ffa657")}
-ROUNDS = {"8 random": (0, 8), "round 1": (8, 12), "round 2": (12, 16), "round 3": (16, 20)}
-JUDGED = ("OP-NAS", "random search", "BERT", "hybrid")
+COLOURS = {  # ink, then a colour for each strategy
+    "light": ("#24292f", "#c8500a", "#0072b2", "#00805c"),
+    "dark": ("#e6edf3", "#ffa657", "#58a6ff", "#56d364"),
+}
+STRATEGIES = ("OP-NAS", "random search", "evolution")
+JUDGED = {"OP-NAS": "found by OP-NAS", "random search": "found at random",
+          "hybrid": "hybrid", "BERT": "BERT"}
 
 
-def draw_rounds(axes, scores, colours):
-    """The mean score of the candidates of each round, with its standard error over the seeds."""
-    for (name, searches), colour in zip(scores.items(), colours):
-        means = []
-        errors = []
-        for first, last in ROUNDS.values():
-            seeds = [100 * statistics.mean(each[first:last]) for each in searches]
-            means.append(statistics.mean(seeds))
-            errors.append(statistics.stdev(seeds) / len(seeds) ** 0.5)
-        axes.errorbar(list(ROUNDS), means, errors, fmt="o-", capsize=3, color=colour, label=name)
-    axes.set(ylabel="mean score of candidates, %")
-    axes.set_title(f"{len(searches)} searches of 20 candidates")
-    axes.legend(frameon=False)
+def draw_curves(axes, record, colours, ink):
+    """The true score of the five best networks against the number of candidates."""
+    curves = record["curves"]["MNLI, up to 100"]
+    for name, colour in zip(STRATEGIES, colours):
+        counts = [int(count) for count in curves[name]]
+        scores = [100 * five_best for _, five_best in curves[name].values()]
+        axes.plot(counts, scores, "o-", color=colour, label=name, markersize=4)
+    best = 100 * record["best of the table"]["MNLI"]
+    axes.axhline(best, color=ink, linewidth=1, linestyle=":")
+    axes.annotate("best network", (20, best), xytext=(0, 4), textcoords="offset points",
+                  color=ink, fontsize="small")
+    axes.set(xscale="log", ylim=(82, 100), xlabel="candidates", ylabel="accuracy of the five best, %",
+             title="Closed space: 1,000 searches each")
+    axes.set_xticks(counts, counts)
+    axes.minorticks_off()
+    axes.legend(frameon=False, loc="lower right")
 
 
-def draw_judged(axes, values, accent, colour, ink):
-    """Each seed, and the mean with its 95% interval."""
-    for row, name in enumerate(JUDGED):
+def draw_judged(axes, values, colours, ink):
+    """Each search or training, and the mean with its 95% interval."""
+    shown = (*colours[:2], ink, ink)
+    for row, (name, colour) in enumerate(zip(JUDGED, shown)):
         scores = [100 * value for value in values[name]]
-        mean, low, high, _ = interval(scores)
-        shown = colour if row else accent
-        axes.plot(scores, [row + 0.22] * len(scores), ".", color=ink, alpha=0.5)
-        axes.errorbar(mean, row, xerr=[[mean - low], [high - mean]], fmt="D", color=shown)
-    axes.set_yticks(range(len(JUDGED)), ["found by OP-NAS", "found at random", *JUDGED[2:]])
-    axes.set(xlabel="accuracy on three tasks, %", title="Trained from scratch",
+        mean, low, high, n = interval(scores)
+        axes.plot(scores, [row + 0.22] * n, ".", color=ink, alpha=0.5)
+        axes.errorbar(mean, row, xerr=[[mean - low], [high - mean]], fmt="D", color=colour)
+    axes.set_yticks(range(len(JUDGED)), JUDGED.values())
+    axes.set(xlabel="accuracy, %", title=f"Open space: {n} searches each",
              ylim=(len(JUDGED) - 0.4, -0.6))
 
 
 def draw(theme, folder=HERE / "results"):
     """Write search-THEME.svg into a folder; returns its path."""
-    record = read(HERE / "results" / "autobert_zero" / "again.json")
-    ink, colour, accent = COLOURS[theme]
+    results = HERE / "results" / "autobert_zero"
+    ink, *colours = COLOURS[theme]
     style = {"text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,
              "xtick.color": ink, "ytick.color": ink, "axes.spines.top": False,
              "axes.spines.right": False, "svg.hashsalt": "search"}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(9, 3), layout="constrained")
+        figure = Figure(figsize=(9, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
-        draw_rounds(left, record["scores"], (accent, colour))
-        draw_judged(right, record["values"], accent, colour, ink)
+        draw_curves(left, read(results / "replay.json"), colours, ink)
+        draw_judged(right, read(results / "open_pairs.json")["values"], colours, ink)
         path = folder / f"search-{theme}.svg"
         figure.savefig(path, transparent=True, metadata={"Date": None})
         return path

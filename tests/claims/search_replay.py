@@ -17,7 +17,7 @@ from tests.claims.search_table import ATTENTIONS, LAYERS
 from tests.claims.study import interval
 
 KERNELS = len(abz.KERNELS)  # a layer below this number is a convolution
-COUNTS = (20, 50, 100, 200, 400, 775)  # candidates at which a search is judged
+COUNTS = (20, 30, 50, 70, 100, 200, 400, 775)  # candidates at which a search is judged
 SIZE = len(LAYERS)  # a network is the number first layer x SIZE + second layer
 
 
@@ -289,7 +289,7 @@ TWO_VIEWS = {
     "parents are trained once more": {"again": True},
 }
 SEEDS = 1000  # searches of a strategy
-VARIANT_SEEDS = 200  # searches of a variant
+VARIANT_SEEDS = 100  # searches of a variant
 
 
 def varied(shape, change):
