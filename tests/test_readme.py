@@ -125,13 +125,14 @@ def test_days_and_memory():
     assert cost["memory_gb"]["activations"] == pytest.approx(activations, rel=0.01)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_python_of_the_front_page_runs(number, ready):
+@pytest.mark.parametrize("page", ["README.md", "MANUAL.md"])
+def test_python_of_the_pages_runs(page, ready):
     """A model of albert.py, and sentence states of a trained one."""
-    code = re.findall(r"```python\n(.*?)```", FRONT, re.DOTALL)[number]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code, = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names = {}
     exec(code.replace("runs/128", str(ready["albert"])), names)
-    if number == 0:
+    if page == "README.md":
         assert all(value.isfinite().all() for value in names["model"].parameters())
     else:
         assert names["states"].shape[:2] == names["ids"].shape
