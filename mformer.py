@@ -1556,6 +1556,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
         print0, print_device_use, progress, seed_everything, set_rate, show, stopping, total_over,
         training_cost)
+    from common.finetune import answer_folder
     from data.images import Pictures, read_npz, read_spec, width_of
     from data.inputs import find_inputs, pick
     from data.translation import Translations, corpus_bleu
@@ -1952,11 +1953,7 @@ def predict(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         file = Path(command.value)
-        folder = Path(cfg.init).resolve().parent / f"{file.stem}-predictions"
-        if "out" in command.given:
-            folder = Path(cfg.out)
-        if folder.resolve() == file.resolve().parent:
-            raise UserError(f"--out {folder}: {file.name} is in it; choose another folder")
+        folder = answer_folder(command, cfg)
         data = read_data(cfg, ranks, Path(cfg.init), training=False)
         if cfg.task == "cifar10":
             images, _ = read_npz(file, labelled=False)
@@ -2011,7 +2008,7 @@ ACTIONS = {
     "evaluate": (evaluate, "score a trained network on the test data"),
     "predict": (
         predict, "classify the images of an npz file, or translate the lines of a text file, with "
-        "the network of --init", "FILE"),
+        "the network of --init RUN, into RUN-predictions/FILE or --out", "FILE"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
 

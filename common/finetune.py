@@ -321,19 +321,25 @@ def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
     return kind(name, kind.read_file(name, path, cfg.init), tokenizer, recipe)
 
 
-def answer_file(command, cfg, task, outputs):
-    """Write the predictions for open_file's task to --out, or next to the model, as
-    RUN/TASK-predictions/FILE. Returns a line that names the file written."""
+def answer_folder(command, cfg):
+    """The folder for the predictions of --predict: --out, or next to the model and with its name,
+    as MODEL-predictions/FILE. UserError where the file that is predicted is in it."""
     path = Path(command.value)
     model = Path(os.path.abspath(cfg.init))
     folder = Path(os.path.relpath(model.with_name(f"{model.name}-predictions") / path.stem))
     if "out" in command.given:
         folder = Path(cfg.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    if folder.samefile(path.parent):
+    if folder.resolve() == path.resolve().parent:
         raise UserError(f"--out {folder}: {path.name} is in it; choose another folder")
+    return folder
+
+
+def answer_file(command, cfg, task, outputs):
+    """Write the predictions for open_file's task. Returns a line that names the file written."""
+    folder = answer_folder(command, cfg)
+    folder.mkdir(parents=True, exist_ok=True)
     split, = task.examples
-    return f"{task.write(split, outputs, folder)}: predictions of {cfg.init} for {path}"
+    return f"{task.write(split, outputs, folder)}: predictions of {cfg.init} for {command.value}"
 
 
 # Several runs of several tasks

@@ -570,7 +570,7 @@ def test_images_of_ones_own(tmp_path, monkeypatch):
             f"mformer --train --images two --init a/run --out b {same}",
             "mformer --predict two/test.npz --init b --device cpu --out answers"):
         assert not call(command, monkeypatch)
-    predicted = (tmp_path / "a" / "test-predictions" / "classes.txt").read_text(encoding="utf-8")
+    predicted = (tmp_path / "a/run-predictions/test/classes.txt").read_text(encoding="utf-8")
     assert predicted == (tmp_path / "score" / "classes.txt").read_text(encoding="utf-8")
     assert {*predicted.split()} <= {"cat", "dog", "öwl"} and len(predicted.split()) == 12
     settings = read_json(tmp_path / "a" / "run" / "config.json")["settings"]
