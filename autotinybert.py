@@ -118,6 +118,7 @@ WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
     "pareto.txt", "pareto.svg")
 MOST_LAYERS = 1000  # of an architecture that is given
+LIMITS = "speedup", "latency_limit"  # flags that another search in the same folder may change
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
 DRAWS = 100  # random architectures for one proposal
@@ -1049,6 +1050,13 @@ Pretrained = namedtuple("Pretrained", "path settings weights arch")
 SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from a SuperPLM
 
 
+def refuse_no_model(folder, record):
+    """UserError for a search that has trained nothing yet."""
+    if record.get("action") == "search" and not (folder / "checkpoint.pt").exists():
+        raise UserError(f"{folder}: its search has no model yet; first go on with --search --out "
+                        f"{folder}, without --init")
+
+
 def read_pretrained(path, cfg, command, arch=""):
     """The Pretrained in a run folder or a Hugging Face folder. Where a run's model has another
     `arch`, its SuperPLM is read, which contains all architectures."""
@@ -1061,6 +1069,7 @@ def read_pretrained(path, cfg, command, arch=""):
         except ValueError as error:
             raise UserError(f"{folder}: no whole BERT that runs here: {error}") from None
         return Pretrained(folder, {}, weights, Arch(*sizes))
+    refuse_no_model(folder, config)
     superplm = hf_models.model_folder(path, "superplm")
     own = config["settings"]["arch"]
     if superplm != folder and arch not in ("", own):
@@ -1082,7 +1091,9 @@ def load_pretrained(cfg, command):
         return read_pretrained(cfg.init, cfg, command, arch)
     # Sec. 3.4: only Alg. 1 makes a SuperPLM
     folder = hf_models.model_folder(cfg.init, "superplm")
-    if read_json(folder / "config.json", dict).get("action") != "superplm":
+    record = read_json(folder / "config.json", dict)
+    refuse_no_model(folder, record)
+    if record.get("action") != "superplm":
         raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
                         f"make one with --superplm --init {folder} --largest ITS_SHAPE")
     return read_pretrained(folder, cfg, command)
@@ -1395,6 +1406,15 @@ def limit_flag(cfg):
     return f"--speedup {cfg.speedup:g}"
 
 
+def smallest_limit(milliseconds, cfg, predict):
+    """The first limit above `milliseconds`, in steps of 5%, that the strategy meets, as text."""
+    while True:
+        milliseconds *= 1.05
+        text = f"{milliseconds:.3g}"
+        if propose([], 0, cfg, predict, float(text)):
+            return text
+
+
 def learn_latency(cfg, run):
     """Phase 2: the Latency of this machine. Raises UserError where nothing meets the limit."""
     times = measure_latencies(cfg, run.folder / "latency.json")
@@ -1419,9 +1439,11 @@ def learn_latency(cfg, run):
                       f"{reference:.4g} ms")
     print0(run.ranks, f"the limit of {limit_flag(cfg)} is {limit:.4g} ms")
     if fastest > limit or not propose([], 0, cfg, predict, limit):
+        works = smallest_limit(max(fastest, limit), cfg, predict)
         raise UserError(f"{limit_flag(cfg)}: --strategy {cfg.strategy} finds nothing that is that "
-                        f"fast; the fastest in the search space, {smallest}, takes {fastest:.3g} "
-                        f"ms here, and the limit is {limit:.3g} ms")
+                        f"fast; the fastest in the search space, {smallest}, takes {fastest:.5g} "
+                        f"ms here, and the limit is {limit:.5g} ms; the same command with "
+                        f"--latency_limit {works} instead finds some")
     return Latency(predict, reference, limit)
 
 
@@ -1582,15 +1604,13 @@ def write_pareto(folder, history):
 
 
 def refuse_other_limit(cfg):
-    """UserError where the folder has a search with another limit, whose result would be lost."""
+    """UserError where the folder has candidates of another limit, which would be lost."""
     path = Path(cfg.out) / "config.json"
     record = read_json(path, dict) if path.exists() else {}
-    made = [name for name in ("latency.json", "superplm") if Path(cfg.out, name).exists()]
     search = (record.get("program"), record.get("action")) == ("autotinybert", "search")
-    if cfg.restart or not (search and made):
+    if cfg.restart or not search or not Path(cfg.out, "candidates").exists():
         return
-    limits = [record["asked"].get(name) for name in ("speedup", "latency_limit")]
-    if limits != [cfg.speedup, cfg.latency_limit]:
+    if [record["asked"].get(name) for name in LIMITS] != [getattr(cfg, name) for name in LIMITS]:
         raise UserError(f"{cfg.out}: its limit is another; give --init {cfg.out} and a new --out, "
                         "and its latencies and its SuperPLM are used again")
 
@@ -1647,8 +1667,10 @@ def open_data(cfg, command, ranks, text, names):
     inputs = find_inputs(
         ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names,
         opens_tokenizer=opens_tokenizer)
-    run = RunFolder(
-        cfg, command, ranks, reads=inputs.files, writes=(*WRITES, *LONGEST_FIRST, *names))
+    # latencies and a SuperPLM serve every limit, candidates one
+    replaces = () if Path(cfg.out, "candidates").exists() else LIMITS
+    run = RunFolder(cfg, command, ranks, reads=inputs.files, replaces=replaces,
+                    writes=(*WRITES, *LONGEST_FIRST, *names))
     if run.finished():
         return cfg, run, None
     cfg = dataclasses.replace(cfg, **inputs.flags)

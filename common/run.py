@@ -90,11 +90,13 @@ class RunFolder:
     {flag: files and folders that the run reads}. Their fingerprints are compared, unless the
     commands before read nothing of the flag: a search can run one phase at a time. compared:
     settings of NOT_COMPARED that must agree in this run. writes: further names that --restart
-    deletes.
+    deletes. replaces: settings that may differ from the folder's and are recorded again.
     """
 
-    def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=()):
+    def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=(),
+                 replaces=()):
         self.command = command
+        self.replaces = replaces
         self.writes = tuple(map(str, writes))  # pathlib takes no subclass of str
         self.folder = Path(cfg.out)
         self.ranks = ranks
@@ -106,7 +108,7 @@ class RunFolder:
                        "processes": ranks.size,
                        "writes": self.writes,
                        **environment()}
-        self.compared = {*KIND, *asked} - (NOT_COMPARED - {*compared})
+        self.compared = {*KIND, *asked} - (NOT_COMPARED - {*compared}) - {*replaces}
         writer = tensorboard_writer() if asked.get("tensorboard") else None
         self.new = on_main(ranks, self._open, cfg, reads or {})  # nothing is computed
         self.board = writer(self.folder / "tensorboard") if writer and ranks.main else None
@@ -147,7 +149,9 @@ class RunFolder:
         elif difference:  # data.inputs.open_text replaces a corpus that was made from other text
             self._clear({*WRITES} - {"corpus"})
         elif computed:
-            self.record = old | {"read": old["read"] | self.record["read"]}
+            new = {name: self.record["asked"][name] for name in self.replaces}
+            self.record = old | {"read": old["read"] | self.record["read"],
+                                 **{key: old[key] | new for key in ("asked", "settings")}}
             write_atomic(log, text[:text.rfind(b"\n") + 1])  # without a line that a crash tore off
             self._append({"event": "resumed", "time": time.time(), "processes": self.ranks.size,
                           **environment()})

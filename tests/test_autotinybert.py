@@ -572,9 +572,24 @@ def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(
     """In a space of which only a few of the smallest architectures meet it."""
     monkeypatch.setattr(atb, "time_model", pretended_latency)
     more = ["--largest", "8-256-512-12-384", "--speedup", "24", "--strategy", strategy]
-    with pytest.raises(atb.UserError, match=f"{strategy} finds nothing"):
+    with pytest.raises(atb.UserError, match=f"{strategy} finds nothing") as error:
         run_here("--search", *flags, *more, "--out", tmp_path)
     assert not (tmp_path / "superplm").exists()
+    for action in (["--search", *more], ["--finetune", "SST-2"]):
+        with pytest.raises(atb.UserError, match="no model yet; first go on with --search --out"):
+            run_here(*action, *flags, "--init", tmp_path, "--out", tmp_path / "other")
+    works = float(re.search(r"--latency_limit ([\d.]+) instead", str(error.value))[1])
+    latencies = (tmp_path / "latency.json").read_text()
+    place = more.index("--speedup")
+    flags = flags[:flags.index("--speedup")] + flags[flags.index("--speedup") + 2:]
+    more[place:place + 2] = ["--latency_limit", works]
+    for limit in (works, 2 * works, works):  # nothing but latencies is lost with another limit
+        more[place + 1] = limit
+        run_here("--latency", *flags, *more, "--out", tmp_path)
+        record = read_json(tmp_path / "config.json")
+        assert record["asked"]["latency_limit"] == record["settings"]["latency_limit"] == limit
+        assert record["asked"]["speedup"] == record["settings"]["speedup"] == 7.2
+    assert (tmp_path / "latency.json").read_text() == latencies
 
 
 def test_latencies_of_another_processor_are_named(tmp_path, monkeypatch):
