@@ -42,6 +42,8 @@ FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is
 EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensors of 2.7 GB of them
 CLIP = 1.0  # largest gradient norm, as in BERT
 SQUADS = ("SQuAD1.1", "SQuAD2.0")
+CORRELATIONS = "pearson", "spearman", "pearson+spearman", "matthews"  # 0 for a constant
+NEAR = 0.05  # a correlation that is no better than 0
 OWN_EPOCHS = 3  # passes over a task of one's own, BERT's
 
 
@@ -433,6 +435,10 @@ def print_summary(run, cfg, nine=""):
         if entry["diverged"]:
             line += f"; {entry['diverged']} diverged, lower --finetune_lr"
         print0(run.ranks, line)
+        near = NEAR if entry["headline"] in CORRELATIONS else 0
+        if not cfg.dry_run and entry["median"] <= entry["majority_baseline"] + near:
+            print0(run.ranks, f"{name}: no better than the majority baseline; raise "
+                              "--finetune_epochs, or give --init a longer pre-training")
         if "description" in entry:
             print0(run.ranks, f"{name}: {entry['description']}")
         if (run.folder / name / "checkpoint.pt").exists():

@@ -97,6 +97,30 @@ def test_each_evaluation_has_a_line_in_the_log_and_a_job_a_bar_that_begins_at_it
     assert not capsys.readouterr().err  # it took less than a second
 
 
+@pytest.mark.parametrize("headline, score, baseline, poor", [
+    ("accuracy", 0.6, 0.6, True),
+    ("accuracy", 0.61, 0.6, False),
+    ("pearson", 0.04, 0.0, True),
+    ("pearson", -1.0, 0.0, True),
+    ("pearson", 0.3, 0.0, False),
+])
+def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
+        headline, score, baseline, poor, tmp_path, capsys):
+    entry = {
+        "headline": headline,
+        "median": score,
+        "metrics": {"main": score},
+        "majority_baseline": baseline,
+        "n": 1,
+        "diverged": 0,
+    }
+    result = {"tasks": {"reviews": entry}, "average": None}
+    run = SimpleNamespace(ranks=ALONE, folder=tmp_path, finished=lambda: result)
+    finetune.print_summary(run, Config())
+    printed = capsys.readouterr().out
+    assert ("no better than the majority baseline; raise --finetune_epochs" in printed) == poor
+
+
 def job(name, task, score):
     return {"job": name, "task": task, "diverged": score < 0.2, "metrics": {"main": score}}
 
