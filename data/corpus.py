@@ -11,6 +11,7 @@ A prepared folder contains
     documents.bin    int64: the sentence at which each document starts, then the total
     meta.json        written last: a folder without it is incomplete
 """
+import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -26,6 +27,11 @@ from common.tokenization import rules_of
 NAMES = ("tokens", "sentences", "documents")
 MOST_HELD_OUT = 1000  # documents, where a fraction is held out: 5% of Wikipedia are 300,000
 FEW_SENTENCES = 4  # a book with a blank line after each paragraph has fewer
+# Documents are taken for the paragraphs of books if a file has many, all of them short. Of as many
+# articles of Wikipedia, some are far longer than the median.
+MANY_DOCUMENTS = 100  # in a file
+PARAGRAPH = 12  # sentences
+ALIKE = 10  # the longest document, in medians
 BLOCK = 64  # examples whose first random numbers are drawn together, which takes less time
 DRAWS = 20  # random numbers drawn for each example, which seldom needs more
 
@@ -115,11 +121,15 @@ class Corpus:
         """The counts of the whole corpus as a sentence. held_out: number of held-out documents.
         hint: add what helps if the documents are short."""
         counts = ", ".join(f"{self.meta[name]:,} {name}" for name in NAMES)
-        median = float(np.median(np.diff(self.documents)))
+        sizes = np.diff(self.documents)
+        median = float(np.median(sizes))
         line = f"{counts} (median of {median:g} sentences)"
         if held_out:
             line += f", {held_out:,} documents held out"
-        if hint and median < FEW_SENTENCES:
+        paragraphs = (
+            len(sizes) >= MANY_DOCUMENTS * self.meta.get("files", math.inf)
+            and median < PARAGRAPH and sizes.max() <= ALIKE * median)
+        if hint and (median < FEW_SENTENCES or paragraphs):
             line += ("; hint: short documents leave little context; if each file or line is one, "
                      "data/prepare.py corpus --documents file|line")
         return line

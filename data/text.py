@@ -39,6 +39,7 @@ from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
 
 DOCUMENTS = ("blank", "file", "line")  # what ends a document
+SMALL_TEXT = 1_000_000  # bytes
 VOCABULARIES = ((8e6, 2000), (100e6, 8000), (math.inf, 30_000))  # up to so many bytes of text
 CHUNK = 1 << 22  # bytes that a worker reads at once
 WINDOW = 1 << 18  # bytes in which the end of a chunk is looked for
@@ -173,10 +174,18 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
         train = partial(sentencepiece_model, vocab_size, lower, threads)
         model, = in_order(train, [files], 1)
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{files[0]}: no vocab_size {vocab_size} can be trained on this text: "
-                        f"{error}") from None
+        raise UserError(f"{files[0]}: {vocabulary_fault(vocab_size, error)}") from None
     write_atomic(out_path, model)
     return out_path
+
+
+def vocabulary_fault(vocab_size, error):
+    """SentencePiece's error on a text, as a line that names the size that works."""
+    if largest := re.search(r"too high .* <= (\d+)", str(error)):
+        return f"--vocab_size {largest[1]} is the largest that this text allows"
+    if smallest := re.search(r"smaller than required_chars. \d+ vs (\d+)", str(error)):
+        return f"--vocab_size {vocab_size} is below {smallest[1]}, the characters of this text"
+    return f"no --vocab_size {vocab_size} can be trained on this text: {error}"
 
 
 def sentencepiece_model(vocab_size, lower, threads, files):
@@ -279,7 +288,8 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, documents="blank"):
         raise UserError(f"{files[0]}: there is no sentence in the corpus")
     write_json(folder / "meta.json", {
         "format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
-        "rules": [*tokenizer.rules], "dtype": dtype.name, **count, "sources": fingerprints(files)})
+        "rules": [*tokenizer.rules], "dtype": dtype.name, **count, "files": len(files),
+        "sources": fingerprints(files)})
     return Corpus(folder, tokenizer)
 
 
@@ -287,6 +297,28 @@ def fitting_vocabulary(files):
     """The vocabulary size for this amount of text: with more, rare tokens are not learned."""
     size = sum(map(os.path.getsize, files))
     return next(vocabulary for most, vocabulary in VOCABULARIES if size < most)
+
+
+def print_vocabulary_hint(files, vocab_size):
+    """Name a size that suits the text better. A small text may not allow a larger vocabulary."""
+    fitting = fitting_vocabulary(files)
+    small = sum(map(os.path.getsize, files)) < SMALL_TEXT and vocab_size < fitting
+    if not small and not fitting / 4 <= vocab_size <= 2 * fitting:
+        print(f"hint: --vocab_size {fitting} suits this amount of text better")
+
+
+def difference(before, about):
+    """How the vocabulary.json of a folder differs from that of a command, in words."""
+    if before.get("sources") != about["sources"]:
+        return "holds other files than a corpus of this text"
+    blank = {"documents": "blank"}
+    before = blank | before
+    about = blank | about
+    names = [name for name in about if before.get(name) != about[name]]
+    parts = [f"--{name} {before.get(name)}, now {about[name]}" for name in names
+             if name != "tokenizer"]
+    parts += ["another --tokenizer"] * ("tokenizer" in names)
+    return f"was made with {', '.join(parts)}"
 
 
 def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="blank",
@@ -305,10 +337,11 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
     if documents != "blank":
         about["documents"] = documents
     mark = folder / "vocabulary.json"
-    if any(folder.glob("*")) and not (mark.exists() and read_json(mark) == about):
+    before = read_json(mark, dict) if mark.exists() else {}
+    others = {*folder.glob("*")} - ({mark} if "sources" in before else set())
+    if others and before != about:
         if not replace:
-            raise UserError(f"{folder}: holds other files than a corpus of this text; choose "
-                            "another folder")
+            raise UserError(f"{folder}: {difference(before, about)}; choose another folder")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(mark, about)
@@ -317,10 +350,8 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
         given.save(folder)
     elif not model.exists():
         print(f"training a vocabulary of {vocab_size} tokens")
-        fitting = fitting_vocabulary(files)
-        if not fitting / 4 <= vocab_size <= 2 * fitting:
-            print(f"hint: --vocab_size {fitting} suits this amount of text better")
         train_sentencepiece(files, model, vocab_size, threads=workers)
+        print_vocabulary_hint(files, vocab_size)  # not before an error that names another size
     tokenizer = given or load_tokenizer(model)
     if not read_meta(folder):
         prepare_corpus(files, tokenizer, folder, workers, documents)

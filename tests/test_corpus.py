@@ -88,6 +88,29 @@ def test_short_documents_get_a_hint(tmp_path):
     assert "9 sentences, 1 documents (median of 9 sentences)" in corpus.summary()
 
 
+def test_paragraphs_of_a_book_get_a_hint_and_articles_do_not(tmp_path):
+    sentence = "w1 w2 ab bc cd.\n"
+    paragraphs = write(tmp_path / "book.txt", (sentence * 6 + "\n") * 120)
+    longer = [(sentence * (80 if number % 20 == 0 else 6)) + "\n" for number in range(120)]
+    articles = write(tmp_path / "articles.txt", "".join(longer))
+    _, corpus = make_corpus([paragraphs], tmp_path / "a", 14)
+    assert "median of 6 sentences); hint: " in corpus.summary()
+    _, corpus = make_corpus([articles], tmp_path / "b", 14)
+    assert corpus.summary().endswith("median of 6 sentences)")
+
+
+def test_a_vocabulary_too_large_for_the_text_names_the_largest(tmp_path, capsys):
+    text = write(tmp_path / "t.txt", "the cat sat on the mat.\nthe dog ran.\n" * 5)
+    message = r"t.txt: --vocab_size 20 is the largest that this text allows$"
+    with pytest.raises(UserError, match=message):
+        make_corpus([text], tmp_path / "out", 30_000)
+    with pytest.raises(UserError, match="--vocab_size 5 is below 19"):
+        make_corpus([text], tmp_path / "out", 5)
+    tokenizer, _ = make_corpus([text], tmp_path / "out", 20)
+    assert tokenizer.vocab_size == 20
+    assert "hint" not in capsys.readouterr().out
+
+
 def test_chunks_cover_a_file_and_cut_no_word(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 700)
     monkeypatch.setattr(module, "WINDOW", 100)
@@ -134,8 +157,10 @@ def test_a_folder_is_made_once(tmp_path):
     before = file.stat()
     make_corpus([text], folder, 14, "")
     assert file.stat() == before
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="was made with --vocab_size 14, now 15;"):
         make_corpus([text], folder, 15)
+    with pytest.raises(UserError, match="--documents blank, now file;"):
+        make_corpus([text], folder, 14, documents="file")
     tokenizer, _ = make_corpus([text], folder, 15, replace=True)
     assert tokenizer.vocab_size == 15
 
