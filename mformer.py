@@ -56,7 +56,7 @@ class Config:
     override presets (by task), and presets override defaults."""
     preset: str = "demo"  # demo (minutes) | small (real data) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
-    out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET
+    out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET, or -images-PRESET
     restart: bool = False  # delete the run in its folder and start again
     seed: int = 0  # of all random choices
     device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
@@ -79,7 +79,7 @@ class Config:
     # D18: the vocabulary is a SentencePiece unigram model; the paper names none.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_examples: int = 0  # training examples that are used; 0: all
-    held_out: int = 0  # training examples held out, or pairs of --valid_text to use (0: all)
+    held_out: int = 0  # examples (0: none, or all --valid_text); search: <= a tenth of --images
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
     search_decoder: bool = False  # search the decoder's types: Table 1; not Sec. 4.1.2
@@ -1557,7 +1557,8 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         print0, print_device_use, progress, seed_everything, set_rate, show, stopping, total_over,
         training_cost)
     from common.finetune import answer_folder
-    from data.images import Pictures, read_npz, read_spec, width_of
+    from data.images import (
+        Pictures, print_differences, read_npz, read_spec, small_held_out, width_of)
     from data.inputs import find_inputs, pick
     from data.translation import Translations, corpus_bleu
 else:
@@ -1774,9 +1775,6 @@ def resolve(cfg, command, ranks, source):
     processes are filled in. Only the data's paths and the size of the vocabulary are filled in
     later, since the vocabulary may be made in the run folder."""
     changes = {}
-    if "out" not in command.given:
-        dry = "-dry" if cfg.dry_run else ""
-        changes["out"] = f"runs/mformer-{command.action}-{cfg.task}-{cfg.preset}{dry}"
     if cfg.dry_run and not cfg.train_text:  # the demo text gives no more tokens
         changes["vocab_size"] = min(cfg.vocab_size, 2000)
     if source:
@@ -1789,6 +1787,11 @@ def resolve(cfg, command, ranks, source):
     if command.action in ("search", "train"):
         changes["accumulate"] = fit_accumulate(cfg, command, ranks)
     cfg = dataclasses.replace(cfg, **changes)
+    if "out" not in command.given:
+        data = "images" if cfg.images else cfg.task
+        dry = "-dry" if cfg.dry_run else ""
+        out = f"runs/mformer-{command.action}-{data}-{cfg.preset}{dry}"
+        cfg = dataclasses.replace(cfg, out=out)
     if command.action == "search":
         return cfg
     return dataclasses.replace(cfg, arch=arch_text(read_arch(cfg, command, source)))
@@ -1828,6 +1831,8 @@ def open_run(cfg, command, ranks):
     if cfg.images and not cfg.init and "image" not in command.given:
         inputs.flags["image"] = on_main(ranks, width_of, cfg.images)
         check_patches(inputs.flags["image"], cfg.patch)
+    if cfg.images and cfg.held_out and "held_out" not in command.given:
+        inputs.flags["held_out"] = on_main(ranks, small_held_out, cfg.images, cfg.held_out)
     run = RunFolder(
         cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
     return run, inputs
@@ -1915,7 +1920,8 @@ def print_facts(model, data, cfg, ranks):
     """Print the weights, data and size with which a training begins."""
     start = f"the weights of {cfg.init}" if cfg.init else "from scratch"
     parameters = sum(value.numel() for value in model.parameters())
-    print0(ranks, f"{data.facts()}; held out: {data.num_held_out:,}")
+    held_out = f"{data.num_held_out:,}" if data.num_held_out else "none, so no held-out loss"
+    print0(ranks, f"{data.facts()}; held out: {held_out} (--held_out)")
     print0(ranks, f"{start}; {parameters:,} parameters, {cfg.steps} steps")
 
 
@@ -1957,6 +1963,7 @@ def predict(cfg, command):
         data = read_data(cfg, ranks, Path(cfg.init), training=False)
         if cfg.task == "cifar10":
             images, _ = read_npz(file, labelled=False)
+            on_main(ranks, print_differences, file, images, cfg.image, data.spec)
         else:
             lines = data.source_lines(file)
         model = cast(extract(source.weights, parse_arch(cfg.arch, cfg), cfg), cfg, ranks.device)

@@ -58,16 +58,25 @@ def load_cifar10(folder, split):
     return images, torch.from_numpy(records[:, 0]).long()
 
 
-def read_npz(path, labelled=True):
-    """(images (N, 3, H, H) uint8, labels (N,) as integers or words) of an npz file of one's own;
-    labels are None if not `labelled`."""
+def read_arrays(path, names):
+    """Arrays of an npz file of one's own."""
+    if not zipfile.is_zipfile(existing(path, LAYOUT)):
+        raise UserError(f"{path}: not an .npz file; data/README.md has the lines that make one of "
+                        "pictures")
     try:
-        with np.load(existing(path, LAYOUT), allow_pickle=False) as file:
-            images = file["images"]
-            labels = file["labels"] if labelled else None
+        with np.load(path, allow_pickle=False) as file:
+            return [file[name] for name in names]
     except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0].strip("'")
         raise UserError(f"{path}: cannot be read ({reason}); {LAYOUT}") from None
+
+
+def read_npz(path, labelled=True):
+    """(images (N, 3, H, H) uint8, labels (N,) as integers or words) of an npz file of one's own;
+    labels are None if not `labelled`."""
+    names = ["images", "labels"] if labelled else ["images"]
+    images, *rest = read_arrays(path, names)
+    labels = rest[0] if labelled else None
     square = images.shape[1:2] == images.shape[2:3] and images.shape[3:] in ((), (3,))
     if images.dtype != np.uint8 or images.ndim < 3 or not square or not images.size:
         raise UserError(f"{path}: images are {images.dtype} {images.shape}; {LAYOUT}")
@@ -96,8 +105,18 @@ def find_images(flag, folder, split):
     if flag == "cifar10":
         return find_batches(folder, split)
     path = Path(folder, f"{split}.npz")
-    read_npz(path)  # a mistake is found before a run folder is made
+    _, labels = read_npz(path)  # a mistake is found before a run folder is made
+    test = Path(folder, "test.npz")
+    if split == "train" and test.exists():
+        check_labels(test, labels)
     return [path]
+
+
+def check_labels(test, labels):
+    """UserError where a file has a label that the training images do not have. Its images are not
+    read."""
+    own, = read_arrays(test, ["labels"])
+    class_numbers(own.ravel(), [str(label) for label in np.unique(labels)], test)
 
 
 def read_training(flag, folder):
@@ -111,6 +130,13 @@ def read_training(flag, folder):
         raise UserError(f"{path}: all labels are {classes[0]!r}; give images of at least two "
                         "classes")
     return images, class_numbers(labels, classes, path), classes
+
+
+def small_held_out(folder, held_out):
+    """held_out, or a tenth of the training images of --images where that is less, at least one.
+    0 stays 0."""
+    labels, = read_arrays(Path(folder, "train.npz"), ["labels"])
+    return min(held_out, max(1, len(labels) // 10))
 
 
 def width_of(folder):
@@ -127,6 +153,18 @@ def read_spec(run):
     if missing:
         raise UserError(f"{path}: {missing[0]} is missing; train the network again")
     return spec
+
+
+def print_differences(path, images, width, spec):
+    """Warn where the images of a file differ in size or colour from those of the network."""
+    if images.shape[-1] != width:
+        side = images.shape[-1]
+        print(f"warning: {path}: images of {side} x {side} are resampled to the network's "
+              f"{width} x {width}")
+    grey = bool((images == images[:, :1]).all())
+    if grey != (len({*spec["mean"]}) == 1):
+        ours, theirs = ("grey", "coloured") if grey else ("coloured", "grey")
+        print(f"warning: {path}: the images are {ours}, the network was trained on {theirs} ones")
 
 
 # --- batches -------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from common.distributed import (
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
-FIX = "a PREFIX stands for PREFIX.en and PREFIX.de (--languages names other endings)"
 BLOCK = 10_000  # lines read and encoded at once
 SIDES = "source", "target"
 
@@ -38,7 +37,8 @@ SIDES = "source", "target"
 def find_sides(prefix, endings):
     """The files PREFIX.source and PREFIX.target. UserError where one is not there, or they do not
     have equally many lines."""
-    paths = [existing(f"{prefix}.{ending}", FIX) for ending in endings]
+    fix = f"a PREFIX stands for PREFIX.{endings[0]} and PREFIX.{endings[1]} (--languages)"
+    paths = [existing(f"{prefix}.{ending}", fix) for ending in endings]
     source, target = map(count_lines, paths)
     if source != target:
         raise UserError(f"{prefix}: {source} lines of {endings[0]} and {target} of {endings[1]}; "

@@ -129,7 +129,7 @@ TABLE = [
     (INIT, "NaN or infinite", copy("albert", broken)),
     ("mformer --evaluate --init {albert}", "no run folder of mformer.py"),
     ("mformer --train --images {here} --arch cosformer*", "train.npz: no such file & np.savez"),
-    ("mformer --train --images {here} --arch cosformer*", "train.npz & not a zip file & np.savez",
+    ("mformer --train --images {here} --arch cosformer*", "not an .npz file & data/README",
      put("train.npz", b"PK\3\4")),
     ("mformer --predict {here}/x.en", "--init is missing"),
     ("mformer --predict {here}/x.en --init {mformer}", "x.en: no such file"),

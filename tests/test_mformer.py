@@ -552,6 +552,13 @@ def test_the_command_after_a_training_reads_what_there_is(settings, words):
     assert mf.next_action(SimpleNamespace(record={"settings": settings})) == words
 
 
+@pytest.mark.parametrize("settings, name", [
+    (dict(), "cifar10"), (dict(images="a"), "images"), (dict(task="wmt14"), "wmt14")])
+def test_the_run_folder_is_named_by_the_data(settings, name):
+    cfg = mf.resolve(mf.Config(**settings), mf.cli.Command("mformer", "search"), ALONE, None)
+    assert cfg.out == f"runs/mformer-search-{name}-demo"
+
+
 def test_images_of_ones_own(tmp_path, monkeypatch):
     """Grey, of another size, with words as labels; a second training has other classes."""
     monkeypatch.chdir(tmp_path)

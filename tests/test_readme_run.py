@@ -47,6 +47,8 @@ runs/autotinybert-search-demo: autotinybert.py --search --speedup 7.2
 runs/mformer-search-cifar10-demo: mformer.py --search
 runs/mformer-train-cifar10-demo: mformer.py --train \
     --arch runs/mformer-search-cifar10-demo/best.json
+runs/mformer-train-images-demo: mformer.py --train --images my/pictures --patch 6 \
+    --arch "layers=1 hidden=64 ffn=96 heads=2 types=linear"
 runs/mformer-search-wmt14-demo: mformer.py --task wmt14 --search
 runs/mformer-train-wmt14-demo: mformer.py --task wmt14 --train \
     --arch runs/mformer-search-wmt14-demo/best.json

@@ -6,7 +6,9 @@ from small_runs import ALONE, write
 from common.cli import UserError
 from common.files import write_json
 from data import translation
-from data.images import Pictures, class_numbers, load_cifar10, pixel_statistics, read_npz
+from data.images import (
+    Pictures, class_numbers, find_images, load_cifar10, pixel_statistics, print_differences,
+    read_npz, small_held_out)
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -148,3 +150,44 @@ def test_unusable_npz_files_are_named(arrays, message, tmp_path):
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(UserError, match=f"a.npz: .*{message}.*; np.savez writes it"):
         read_npz(tmp_path / "a.npz")
+
+
+def save_images(path, labels, shape=(24, 24)):
+    pictures = np.random.default_rng(0).integers(0, 256, (len(labels), *shape), np.uint8)
+    np.savez(path, images=pictures, labels=labels)
+
+
+def test_an_unknown_class_of_test_images_is_found_before_a_training(tmp_path):
+    save_images(tmp_path / "train.npz", ["a", "b"])
+    save_images(tmp_path / "test.npz", ["a", "c"])
+    with pytest.raises(UserError, match="test.npz: the label 'c' is none of"):
+        find_images("images", tmp_path, "train")
+
+
+def test_a_picture_is_no_npz_file(tmp_path):
+    write(tmp_path / "a.png", "PNG")
+    with pytest.raises(UserError, match="a.png: not an .npz file; data/README.md has the lines"):
+        read_npz(tmp_path / "a.png", labelled=False)
+
+
+def test_images_of_another_size_or_colour_are_named(tmp_path, capsys):
+    save_images(tmp_path / "a.npz", ["a", "b"])
+    grey, _ = read_npz(tmp_path / "a.npz")
+    print_differences("a.npz", grey, 24, {"mean": [0.5, 0.5, 0.5]})
+    assert not capsys.readouterr().out
+    print_differences("a.npz", grey, 32, {"mean": [0.5, 0.4, 0.5]})
+    size, colour = capsys.readouterr().out.splitlines()
+    assert "images of 24 x 24 are resampled to the network's 32 x 32" in size
+    assert "the images are grey, the network was trained on coloured ones" in colour
+
+
+@pytest.mark.parametrize("examples, wanted, held_out", [
+    (450, 250, 45), (4000, 250, 250), (5, 250, 1), (450, 0, 0)])
+def test_at_most_a_tenth_of_own_images_are_held_out(examples, wanted, held_out, tmp_path):
+    save_images(tmp_path / "train.npz", [0, 1] * (examples // 2) + [1] * (examples % 2), (2, 2))
+    assert small_held_out(tmp_path, wanted) == held_out
+
+
+def test_a_wrong_prefix_names_the_endings_of_the_languages(tmp_path):
+    with pytest.raises(UserError, match="PREFIX.fr and PREFIX.en"):
+        translation.find_sides(tmp_path / "p", ("fr", "en"))
