@@ -15,6 +15,7 @@ import io
 import math
 import re
 import statistics
+import warnings
 from pathlib import Path
 
 from common import glue, tasks
@@ -26,8 +27,10 @@ SPLITS = ("train", "dev", "test")
 ENDINGS = (".tsv", ".csv")
 IGNORED = ("id", "idx", "index")  # columns
 LABEL = "label"
+SEPARATORS = {";": "a semicolon", "\t": "a tab", ",": "a comma", "|": "a bar"}
 SPEC = "task.json"  # next to a fine-tuned model: its glue.Task
 FIX = "a folder with a task of your own needs a train and a dev file, .tsv or .csv"
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -65,7 +68,10 @@ class FolderName(str):
             if there and not (search and split == "test"):
                 found[split] = there[0]
             if not there and split != "test":
-                raise UserError(f"{paths[0]}: no such file; {FIX}")
+                kinds = [path.suffix for path in found.values()] + [
+                    ending for ending in ENDINGS if any(self.path.glob(f"*{ending}"))]
+                missing = self.path / f"{split}{[*kinds, *ENDINGS][0]}"
+                raise UserError(f"{missing}: no such file; {FIX}")
         return found
 
 
@@ -74,6 +80,7 @@ def read_table(path):
     another number of columns than the first."""
     path = Path(path)
     text = read_text(existing(path, FIX), FIX).rstrip("\n")
+    suspect_separator(path, text.split("\n")[0])
     if path.suffix == ".csv":
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         lines = []
@@ -98,6 +105,15 @@ def read_table(path):
     return header, lines[1:]
 
 
+def suspect_separator(path, line):
+    """UserError where the first line has not the separator of its file, but another one."""
+    own = "," if path.suffix == ".csv" else "\t"
+    for separator, name in SEPARATORS.items():
+        if separator in line and own not in line:
+            raise UserError(f"{path}:1: one column, {line!r}; is the separator {name}? A .csv file "
+                            "has commas, a .tsv file tabs")
+
+
 def text_columns(path, header):
     """The names of the columns with texts, one or two."""
     columns = [name for name in header if name != LABEL and name.lower() not in IGNORED]
@@ -114,7 +130,12 @@ def read_examples(path, task, labelled=True):
     for name in (*task.text, *[LABEL] * labelled):
         if header.count(name) != 1:
             raise UserError(f"{path}:1: {header.count(name)} columns are named {name}; the texts "
-                            f"of {task.name} are in {', '.join(task.text)}")
+                            f"of {task.name} are in {', '.join(task.text)}; the columns here are "
+                            f"{', '.join(header)}")
+    more = [name for name in header
+            if name not in (*task.text, LABEL) and name.lower() not in IGNORED]
+    if labelled and more:
+        raise UserError(f"{path}:1: train has no column {', '.join(more)}; leave it out")
     examples = []
     for number, cells in lines:
         row = dict(zip(header, cells))
@@ -133,6 +154,11 @@ def read_folder(name, search=False):
     for split, path in name.files(search).items():
         labelled = split != "test" or LABEL in read_table(path)[0]
         splits[split] = read_examples(path, task, labelled)
+    there = {example.label for example in splits["dev"]}
+    lacking = [label for number, label in enumerate(task.labels) if number not in there]
+    if lacking:
+        warnings.warn(f"{name.files()['dev']}: no example of the label {', '.join(lacking)}, so "
+                      "its score says nothing on it")
     return task, splits
 
 
@@ -154,7 +180,8 @@ def infer_task(name):
     path = name.files()["train"]
     header, lines = read_table(path)
     if header.count(LABEL) != 1:
-        raise UserError(f"{path}:1: {header.count(LABEL)} columns are named {LABEL}, not one")
+        raise UserError(f"{path}:1: {header.count(LABEL)} columns are named {LABEL}, not one; the "
+                        f"columns are {', '.join(header)}")
     words = [" ".join(cells[header.index(LABEL)].split()) for _, cells in lines]
     text = text_columns(path, header)
     if "" in words:
@@ -164,6 +191,9 @@ def infer_task(name):
         raise UserError(f"{path}: all labels are {labels[0]!r}; a task needs two classes")
     numbers = [word for word in words if NUMBER.fullmatch(word)]
     decimal = any("." in word for word in numbers)
+    if any(map(DECIMAL_COMMA.fullmatch, words)):
+        warnings.warn(f"{path}: labels with a decimal comma are classes; write a decimal point for "
+                      "a regression")
     # one word among numbers is a mistake, many are classes
     if not decimal or len(numbers) < 0.9 * len(words):
         return OwnTask(str(name), labels, text, ("accuracy", "macro_f1"))

@@ -62,6 +62,13 @@ def test_numbers_with_a_decimal_point_are_a_regression(tmp_path):
     ("text\tlabel\nA\tgood\n\nB\tbad\n", "", "train.tsv:3: 1 columns"),
     ("text\ttext\tlabel\nA\tB\tgood\nA\tB\tbad\n", "", "2 columns are named text"),
     ("text\tlabel\n", "", "no line follows"),
+    ("a\tclass\nA\tgood\n", "", "named label, not one; the columns are a, class"),
+    ("text;label\nA;good\n", "", "train.tsv:1: one column, 'text;label'; is the separator a semi"),
+    ("text,label\nA,good\n", "", "is the separator a comma.*a .tsv file tabs"),
+    ("text\tlabel\nA\tgood\nB\tbad\n", "text\tlang\tlabel\nA\tde\tgood\n",
+     "dev.tsv:1: train has no column lang"),
+    ("text\tlabel\nA\tgood\nB\tbad\n", "words\tlabel\nA\tgood\n",
+     "dev.tsv:1: 0 columns are named text.*the columns here are words, label"),
 ])
 def test_mistakes_are_named_with_file_and_line(train, dev, message, tmp_path):
     name = make(tmp_path / "t", train, dev, "tsv")
@@ -78,8 +85,35 @@ def test_files_that_are_missing_or_twice_are_named(tmp_path):
         name.files()
     (tmp_path / "t" / "dev.tsv").unlink()
     (tmp_path / "t" / "dev.csv").unlink()
-    with pytest.raises(UserError, match="dev.tsv: no such file"):
+    with pytest.raises(UserError, match="dev.csv: no such file"):
         name.files()
+    (tmp_path / "t" / "train.csv").rename(tmp_path / "t" / "dev.csv")
+    with pytest.raises(UserError, match="train.csv: no such file"):
+        name.files()
+    for text, message in [
+        ("my/ticket", "my/ticket: no such folder"),
+        (f"rte,{tmp_path}/s", "s: no such folder"),
+        ("ticket", "'ticket': no such folder or task; choose from"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            parse_tasks(text, {"RTE": None})
+
+
+def test_semicolons_in_a_csv_file_are_suspected(tmp_path):
+    name = make(tmp_path / "t", "text;label\n\"Good, really\";good\nBad, bad;bad\n")
+    with pytest.raises(UserError, match="train.csv:1: one column.*is the separator a semicolon"):
+        folder_task.infer_task(name)
+
+
+def test_a_decimal_comma_and_a_class_that_dev_lacks_are_told(tmp_path):
+    train = "text\tlabel\nA\t0,5\nB\t1,5\n"
+    name = make(tmp_path / "t", train, "text\tlabel\nA\t0,5\n", "tsv")
+    with pytest.warns(UserWarning) as told:
+        task, _ = folder_task.read_folder(name)
+    assert task.labels == ("0,5", "1,5")
+    comma, lacking = [str(each.message) for each in told]
+    assert "train.tsv: labels with a decimal comma are classes" in comma
+    assert "dev.tsv: no example of the label 1,5" in lacking
 
 
 def test_a_name_that_another_task_or_a_file_of_a_run_has_is_refused(tmp_path):
