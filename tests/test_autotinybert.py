@@ -321,7 +321,9 @@ def test_finalists_keep_the_limit_that_is_printed(tmp_path, monkeypatch, capsys)
     archs = {str(atb.sample_arch(atb.search_space(cfg), rng)) for _ in range(60)}
     lines = [
         {"arch": arch, "round": 0, "score": 0.0, "diverged": False} for arch in sorted(archs)]
-    finalists = atb.confirm(lines, latency, cfg, run)["searched"]
+    table = atb.confirm(lines, latency, cfg, run)
+    finalists = table["searched"]
+    assert table["random sample"] == finalists[:1]  # one measurement for one shape
     assert 0 < len(finalists) < len(lines)
     assert limit == pytest.approx(latency.limit, rel=1e-3)
     for line in finalists:
@@ -533,6 +535,7 @@ def test_another_search_starts_from_a_finished_ones_superplm(
     printed = capsys.readouterr().out
     assert f"{whole}: its 25 latencies are used again" in printed
     assert f"limit of --latency_limit {limit:g} is" in printed
+    assert not re.search("baseline.*MLM-saved", printed)
     best = read_json(tmp_path / "run" / "best.json")
     assert best["milliseconds"] <= limit == best["limit_milliseconds"]
     expected = pretended_latency(atb.parse_arch(best["arch"]))
