@@ -6,9 +6,10 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
 import autobert_zero as abz
-from tests.claims import autobert_zero, search_replay, search_table
+from tests.claims import autobert_zero, search_replay, search_sharing, search_table
 from tests.claims.search_replay import KERNELS, OURS, PRINTED, SIZE
 
 BERT = KERNELS + search_table.ATTENTIONS.index(abz.BERT_ATTENTION)
@@ -153,3 +154,32 @@ def test_a_table_is_continued(ready, tmp_path, monkeypatch):
     whole = [json.loads(line) for line in text.splitlines()]
     assert [line["scores"] for line in lines] == [line["scores"] for line in whole]
     assert sorted(tuple(line["network"]) for line in lines) == [pair for pair, _ in pairs]
+
+
+def test_scores_with_shared_weights_are_those_of_a_search(monkeypatch, tmp_path):
+    """The first round starts from the super-net, each later one from what the round before wrote."""
+    started = []
+    written = []
+
+    def score(arch, number, supernet, data, cfg, path):
+        started.append((number, len(written)))
+        torch.save({}, path.with_suffix(".pt"))
+        return {"score": len(started) / 100, "diverged": False}
+
+    monkeypatch.setattr(search_sharing, "ROUNDS", (3, 2))
+    monkeypatch.setattr(abz, "score_candidate", score)
+    monkeypatch.setattr(search_table, "open_data", lambda *_: None)
+    monkeypatch.setattr(abz.SuperNet, "load_rest", lambda *_: None)
+    monkeypatch.setattr(abz.SuperNet, "write_back", lambda _, pairs: written.append([*pairs]))
+    monkeypatch.setattr(search_sharing, "load_file", lambda path: path.name)
+    scores = search_sharing.shared_scores(10, [5, 9, 7, 8, 6], tmp_path)
+    assert scores == [0.01, 0.02, 0.03, 0.04, 0.05]
+    assert started == [(0, 0)] * 3 + [(1, 1)] * 2
+    assert [[name for _, name in pairs] for pairs in written] == [
+        ["7.pt", "9.pt", "5.pt"], ["6.pt", "8.pt"]]  # the best first
+
+
+def test_the_gain_of_sharing_is_a_difference_of_rank_correlations():
+    truth = [1, 2, 3, 4]
+    columns = [truth, [2, 1, 3, 4], truth] * 2  # shared, alone, truth of two seeds
+    assert search_sharing.gain(*columns) == pytest.approx(1 - 4 / 6)

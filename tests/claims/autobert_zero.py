@@ -9,9 +9,9 @@ from common.distributed import peak_memory
 from data.demo import make_demo
 from data.text import make_corpus
 from tests.claims import search_replay, search_table
-# studies of other modules, which main() finds here
 from tests.claims.open_space import open_pairs, open_parts, open_reliability
 from tests.claims.pictures import lines
+from tests.claims.search_sharing import sharing
 from tests.claims.search_tasks import write_tasks
 from tests.claims.study import ROOT, Claim, bootstrap, counted, in_turns, main, read, study
 
@@ -138,4 +138,4 @@ def replay(options):
 
 
 if __name__ == "__main__":
-    main("autobert_zero", globals())
+    main("autobert_zero", globals())  # with the studies that are imported
