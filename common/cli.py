@@ -100,13 +100,22 @@ def written(value):
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def add_field(parser, field, comment, preset):
+def shown_default(field, preset, actions):
+    """What a help text says of a field's default in a preset and, where it differs, in actions."""
+    values = {"default": preset.get(field.name, field.default)}
+    for action in actions:
+        values[f"with --{action}"] = preset.get(action, {}).get(field.name, values["default"])
+    words = [f"{name}: {written(value)}" for name, value in values.items()
+             if value not in ("", (), None) and value is not False
+             and (name == "default" or value != values["default"])]
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def add_field(parser, field, comment, preset, actions):
     """Add one field as a flag; its help shows what the preset sets. bool fields are switches and
     default to False. tuple[X, X] takes two values; tuple[X, ...] any number, and so do `tasks`."""
     kind, choices, nargs = kind_of(field)
-    value = preset.get(field.name, field.default)
-    if value not in ("", (), None) and value is not False:
-        comment += f" (default: {written(value)})"
+    comment += shown_default(field, preset, actions)
     options = {"default": argparse.SUPPRESS, "help": comment.replace("%", "%%")}
     if kind is bool:
         options["action"] = "store_true"
@@ -161,7 +170,7 @@ def make_parser(config_class, presets, preset, actions, description):
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         comment = field_comments(config_class).get(field.name, "")
-        add_field(groups[title], field, comment, {"preset": preset, **presets[preset]})
+        add_field(groups[title], field, comment, {"preset": preset, **presets[preset]}, actions)
     return parser
 
 

@@ -47,6 +47,15 @@ def test_flags_override_the_action_which_overrides_the_preset():
     assert config == Config("base", "x", batch=3)
 
 
+def test_the_help_has_what_the_preset_sets_for_each_action(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "[>= 1] (default: 8; with --train: 16)" in printed
+    assert "learning rate [> 0] (default: 0.002)" in printed
+    assert "a switch" in printed and "a switch (" not in printed
+
+
 def test_a_dry_run_overrides_the_preset_and_stays_out_of_the_folder_of_the_real_one():
     _, config = parse("--tune a --out x/ --batch 7 --dry_run")
     assert config == Config(out="x-dry", restart=True, dry_run=True, batch=7, lr=0.5)
