@@ -67,7 +67,8 @@ def parse_tasks(text, recipes, groups=()):
         for each in word.lower().split() or [word]:
             if each not in by_word:
                 raise UserError(f"{each!r}: no such folder or task; choose from "
-                                f"{', '.join(known)}, or name a folder with train and dev files of your own")
+                                f"{', '.join(known)}, or name a folder with train and dev files "
+                                "of your own")
             names += by_word[each]
     folders = {name: name.path for name in names if isinstance(name, folder_task.FolderName)}
     for name in names:
