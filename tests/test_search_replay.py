@@ -157,7 +157,7 @@ def test_a_table_is_continued(ready, tmp_path, monkeypatch):
 
 
 def test_scores_with_shared_weights_are_those_of_a_search(monkeypatch, tmp_path):
-    """The first round starts from the super-net, each later one from what the round before wrote."""
+    """The first round starts from the super-net, a later one from what the round before wrote."""
     started = []
     written = []
 

@@ -28,8 +28,8 @@ def draw_curves(axes, record, colours, ink):
     axes.axhline(best, color=ink, linewidth=1, linestyle=":")
     axes.annotate("best network", (20, best), xytext=(0, 4), textcoords="offset points",
                   color=ink, fontsize="small")
-    axes.set(xscale="log", ylim=(82, 100), xlabel="candidates", ylabel="accuracy of the five best, %",
-             title="Closed space: 1,000 searches each")
+    axes.set(xscale="log", ylim=(82, 100), xlabel="candidates",
+             ylabel="accuracy of the five best, %", title="Closed space: 1,000 searches each")
     axes.set_xticks(counts, counts)
     axes.minorticks_off()
     axes.legend(frameon=False, loc="lower right")
