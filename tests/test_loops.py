@@ -7,6 +7,7 @@ from collections import namedtuple
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from kills import together
 from small_runs import ALONE, ARCH
 
@@ -15,6 +16,9 @@ import autobert_zero
 import autotinybert
 import mformer
 from common.distributed import Ranks, prepare_model
+from common.tokenization import load_tokenizer
+from data.corpus import Corpus
+from data.inputs import Data
 
 # of a step: the file, a model, settings, the batch, its micro-batches, whether the model is a
 # super-net, and what else train_step takes
@@ -206,3 +210,34 @@ def test_new_positions_are_copies_of_those_that_the_model_was_trained_on(file):
         assert torch.equal(after[position], before[position % 5])
     assert torch.equal(after[13:], before[13:])
     assert file.extend_positions(model, source, 5) == ""
+
+
+class Oracle(torch.nn.Module):
+    """Answers the labels of a batch plus `shift`: all right for 0, all wrong for 1."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, batch):
+        pair_labels = batch["next_labels" if "next_labels" in batch else "order_labels"]
+        return [20.0 * F.one_hot((labels.clamp(min=0) + self.shift) % classes, classes)
+                for labels, classes in [(batch["labels"], 2000), (pair_labels, 2)]]
+
+
+@pytest.mark.parametrize("shift, accuracy", [(0, 1.0), (1, 0.0)])
+@pytest.mark.parametrize("file, names", [
+    (albert, ("mlm", "nsp", "sop")),
+    (autobert_zero, ("mlm_accuracy", "nsp_accuracy")),
+])
+def test_accuracies_on_held_out_text_are_of_the_labels(file, names, shift, accuracy, ready):
+    tokenizer = load_tokenizer(ready["corpus"], True)
+    text = Corpus(ready["corpus"], tokenizer)
+    data = Data(ALONE.device, tokenizer, text, text)
+    cfg = file.Config(length=128, dtype="float32", vocab_size=tokenizer.vocab_size)
+    if file is albert:
+        cfg = dataclasses.replace(cfg, dev_examples=128)
+    result = file.evaluate_language_model(Oracle(shift), data, cfg, ALONE)
+    assert [result[name] for name in names] == [accuracy] * len(names)
+    if file is autobert_zero:
+        assert result["mlm_loss"] == pytest.approx(20.0 * shift, abs=1e-3)
