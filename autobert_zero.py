@@ -134,7 +134,7 @@ PRESETS = {
         finetune_epochs=2,
         finetune_warmup=0.1,
         search=dict(
-            # one short training ranks networks of two layers (ICC 0.93), but not of four
+            # with two layers one short training ranks networks on the demo's MNLI (ICC 0.93)
             layers=2,
             batch=8,
             lr=3e-3,

@@ -26,8 +26,9 @@ the table, which is never the paper's own. Each command belongs to the commit ne
 UNDECIDED = """\
 ## Not decided
 
-These claims were measured, and their intervals include 0. `n` seeds would give a power of .8 for
-the difference that was seen, unless the row names another one.
+These claims were measured, and intervals include 0. Their records and commands are in commit
+1d0092d. `n` seeds would give a power of .8 for the difference that was seen, unless the row names
+another one.
 
 | claim | measured | needs |
 | --- | --- | --- |
