@@ -880,8 +880,7 @@ def train_language_model(model, data, cfg, run):
         dev = {}
         if pace.planned(done) and done < cfg.steps:
             # evaluated before it is saved: a resumed run repeats it
-            result = evaluate_language_model(model, data, cfg, ranks)
-            dev = {f"{name}_accuracy": result[name] for name in result["labels"]}
+            dev = evaluate_language_model(model, data, cfg, ranks)
         if log:
             values = logged(means.take(done))
             run.log("pretrain", done, lr=rate, dev=dev, **values)
@@ -927,8 +926,9 @@ def logistic_regression(margins, labels, size):
 
 
 def first_token_baseline(data, cfg):
-    """{"nsp", "sop": accuracy} on the held-out segments of an evaluation for a classifier that sees
-    only the first token of each segment. A model knows the order only where it scores higher.
+    """{"nsp_accuracy", "sop_accuracy"} on the held-out segments of an evaluation for a classifier
+    that sees only the first token of each segment. A model knows the order only where it scores
+    higher.
 
     It is logistic regression on as many sequences as the model is trained on, at most
     FIRST_TOKENS. A tie counts one half.
@@ -939,14 +939,14 @@ def first_token_baseline(data, cfg):
     result = {}
     if len(a) and len(dev_a):
         order = logistic_regression(lambda w: w[a] - w[b], torch.ones(len(a)), cfg.vocab_size)
-        result["sop"] = accuracy_of(order[dev_a] - order[dev_b])
+        result["sop_accuracy"] = accuracy_of(order[dev_a] - order[dev_b])
     if len(foreign) and len(dev_foreign):
         tokens = torch.cat([b, foreign])
         labels = torch.cat([torch.ones(len(b)), torch.zeros(len(foreign))])
         # the last weight is the bias
         follows = logistic_regression(lambda w: w[tokens] + w[-1], labels, cfg.vocab_size + 1)
         margins = torch.cat([follows[dev_b] + follows[-1], -follows[dev_foreign] - follows[-1]])
-        result["nsp"] = accuracy_of(margins)
+        result["nsp_accuracy"] = accuracy_of(margins)
     return result
 
 
@@ -957,16 +957,18 @@ def accuracy_of(margins):
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks):
-    """The intrinsic tasks of Table 5: {"mlm", "nsp", "sop": accuracy, None without labels,
-    "labels": {task: number}}. One two-way head answers both NSP and SOP."""
+    """The intrinsic tasks of Table 5: {"mlm_loss" in nats, "mlm_accuracy", "mlm_labels" (their
+    number), and accuracy and labels of "nsp" and "sop"}. An accuracy without labels is None. One
+    two-way head answers both NSP and SOP."""
     # D4: pre-training is evaluated on held-out documents; the paper has dev text of SQuAD and RACE
     # (Sec. 4.2.1)
     # D5: masked words are scored on pairs in their order, the same tokens for every objective; with
     # the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
-    result = {"labels": {}}
+    result = {}
     for name, objective in {"mlm": "none", "nsp": "nsp", "sop": "sop"}.items():
+        loss = 0
         correct = 0
         labelled = 0
         for number in range(ranks.rank * EVALUATED, cfg.dev_examples, ranks.size * EVALUATED):
@@ -979,11 +981,14 @@ def evaluate_language_model(model, data, cfg, ranks):
             if name != "mlm":
                 logits = order_logits
                 labels = batch["order_labels"]
+            loss += summed_loss(logits.flatten(0, -2), labels.flatten())
             correct += (logits.argmax(-1) == labels).sum()
             labelled += (labels != -100).sum()
-        correct, labelled = reduce_mean(ranks, correct, labelled)
-        result[name] = correct / labelled if labelled else None
-        result["labels"][name] = round(labelled * ranks.size)
+        loss, correct, labelled = reduce_mean(ranks, loss, correct, labelled)
+        result[f"{name}_accuracy"] = correct / labelled if labelled else None
+        result[f"{name}_labels"] = round(labelled * ranks.size)
+        if name == "mlm":
+            result["mlm_loss"] = loss / labelled
     return result
 
 
@@ -1005,11 +1010,12 @@ def pretrain(cfg, command):
             run.save_settings(cfg, trained=max(before, cfg.length))
             run.finish(pretrain_language_model(source, data, cfg, run))
         result = run.finished()
+        print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
         for name, baseline in result["baselines"].items():
-            kind = "majority" if name == "mlm" else "first-token"
+            task = name.removesuffix("_accuracy")
+            kind = "majority" if task == "mlm" else "first-token"
             if result[name] is not None:
-                print0(ranks, f"held-out {name} accuracy {result[name]:.1%} of "
-                              f"{result['labels'][name]} "
+                print0(ranks, f"{task} accuracy {result[name]:.1%} of {result[f'{task}_labels']} "
                               f"({kind} baseline {baseline:.1%})")
         print_near_baseline(ranks, result, result["baselines"])
         print_after_training(run, cfg, "checkpoint.pt")
@@ -1029,7 +1035,7 @@ def pretrain_language_model(source, data, cfg, run):
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks)
-    baselines = {"mlm": data.dev.commonest()}
+    baselines = {"mlm_accuracy": data.dev.commonest()}
     if cfg.objective != "none":
         baselines |= first_token_baseline(data, cfg)
     return {**result, "baselines": baselines}

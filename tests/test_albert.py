@@ -534,7 +534,7 @@ def test_the_first_token_baseline_learns_which_token_begins_which_segment():
     corpus = SimpleNamespace(sentence_runs=sentence_runs)
     data = Data(ALONE.device, train=corpus, dev=corpus)
     cfg = tiny(steps=100, batch=16, dev_examples=64)
-    assert albert.first_token_baseline(data, cfg) == {"sop": 0.75}
+    assert albert.first_token_baseline(data, cfg) == {"sop_accuracy": 0.75}
 
 
 def test_a_folder_without_model_type_and_in_parts_is_read(ready, tmp_path):

@@ -23,7 +23,7 @@ def word_accuracy(options, arms):
     keyed = {(arm, seed): flags for arm, flags in arms.items() for seed in range(options.seeds)}
     values = {arm: [] for arm in arms}
     for (arm, _), folder in run_arms(options, keyed).items():
-        values[arm].append(100 * read(folder / "done.json")["mlm"])
+        values[arm].append(100 * read(folder / "done.json")["mlm_accuracy"])
     return {"values": values}
 
 
@@ -52,10 +52,11 @@ def order(options):
     for (objective, _), folder in folders.items():
         result = read(folder / "done.json")
         for task in ("NSP", "SOP"):
-            score = 100 * (result[task.lower()] or 0)  # None: no pairs in the held-out text
+            accuracy = f"{task.lower()}_accuracy"
+            score = 100 * (result[accuracy] or 0)  # None: no pairs in the held-out text
             values.setdefault(f"{objective} on {task}", []).append(score)
             if objective == "sop":
-                baseline = 100 * result["baselines"][task.lower()]
+                baseline = 100 * result["baselines"][accuracy]
                 values.setdefault(f"first tokens on {task}", []).append(baseline)
     return {"values": values}
 
