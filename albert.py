@@ -1030,7 +1030,7 @@ def pretrain_language_model(source, data, cfg, run):
     order_head.requires_grad_(cfg.objective != "none")  # D5
     start = "from scratch"
     if source:
-        start = start_from(model, source) + extend_positions(model, source, cfg.length)
+        start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
     print0(run.ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
@@ -1149,14 +1149,14 @@ def start_from(model, source, task=""):
 
 
 @torch.no_grad()
-def extend_positions(model, source, length):
-    """Give positions that the model of --init was not trained on the rows of those that it was;
-    returns a line on it, "" where there are none."""
+def extend_positions(model, trained, length):
+    """Give the positions from `trained` on copies of the rows of those that were trained (None:
+    all); returns a line on it, "" where there are none."""
     # D26: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
     # untrained ones hold up the training in longer sequences
     # D28: --init with another --length trains in stages, such as short sequences first; the paper
     # has sequences of 512 tokens alone
-    trained = source.trained or length
+    trained = trained or length
     if trained >= length:
         return ""
     rows = model.encoder.position_embedding.weight
@@ -1241,7 +1241,7 @@ def train_task(task, number, source, cfg, tokenizer, folder, run):
     seed_everything(seed, "weights")
     model = task_model(task, cfg)
     note = start_from(model, source, task.name)
-    note += extend_positions(model, source, task.recipe.length)
+    note += extend_positions(model, source.trained, task.recipe.length)
     print0(run.ranks, f"{folder.name}: {note}")
     model = move(model, run.ranks.device)
     optimizer = Lamb(

@@ -1667,6 +1667,17 @@ def language_batch(segments, tokenizer, cfg, number, device):
     return send(batch, device)
 
 
+def short_steps(cfg):
+    """The number of steps with short sequences, at the start."""
+    return round(cfg.short * cfg.steps)
+
+
+def short_times(cfg):
+    """How many times as short as --length a short sequence is: 4, or less where that leaves fewer
+    than 8 tokens."""
+    return min(4, cfg.length // 8)
+
+
 def training_batches(data, cfg, ranks, begin, number=0):
     """Yield the list of this process's micro-batches for each step from `begin` on. number: of the
     round of a search, whose candidates read the same part of the text."""
@@ -1675,7 +1686,7 @@ def training_batches(data, cfg, ranks, begin, number=0):
         # from long ones, so --short of the steps have a quarter of the length (8 tokens or more)
         # and four times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this
         # paper has 128 throughout
-        times = min(4, cfg.length // 8) if step < round(cfg.short * cfg.steps) else 1
+        times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
         first = times * cfg.batch * (number * cfg.steps + step)
         segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
@@ -1745,6 +1756,9 @@ def train_language_model(model, data, cfg, run):
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
     for step, batches in enumerate(made, begin):
         model.train()
+        if step == short_steps(cfg) > 0 and not cfg.init:
+            line = extend_positions(model, cfg.length // short_times(cfg), cfg.length)
+            print0(ranks, f"step {step}{line}")
         rate = learning_rate(step, cfg)
         set_rate(optimizer, rate)
         numbers = train_step(step, network, optimizer, batches, cfg, ranks)
@@ -1829,7 +1843,7 @@ def pretrain_language_model(source, data, cfg, run):
     model = LanguageModel(parse_arch(cfg.arch), cfg)
     start = "from scratch"
     if source:
-        start = start_from(model, source) + extend_positions(model, source, cfg.length)
+        start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
     print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
@@ -1921,12 +1935,12 @@ def start_from(model, source):
 
 
 @torch.no_grad()
-def extend_positions(model, source, length):
-    """Give positions that the model of --init was not trained on the rows of those that it was;
-    returns a line on it, "" where there are none."""
+def extend_positions(model, trained, length):
+    """Give the positions from `trained` on copies of the rows of those that were trained; returns a
+    line on it, "" where there are none."""
     # D46: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
-    # untrained ones hold up the training. The paper has one length
-    trained = source.trained
+    # untrained ones hold up the training. In --pretrain, where --init had a shorter --length, and
+    # where --short ends. The paper has one length
     if trained >= length:
         return ""
     rows = model.encoder.position_embedding.weight

@@ -166,3 +166,19 @@ def test_recipes_are_the_papers():
     assert (rte.epochs, rte.lr, rte.warmup) == (3, 2e-5, 0.01)  # App. D.1
     for task, epochs, batch in (("SQuAD1.1", 3, 32), ("SQuAD2.0", 2, 48)):  # App. D.2
         assert (recipes[task].epochs, recipes[task].batch) == (epochs, batch)
+
+
+def test_positions_are_copied_once_where_short_sequences_end(ready, tmp_path, monkeypatch):
+    """D46: of 32 positions the first 8 are trained in the first two of four steps."""
+    same = []
+    train_step = abz.train_step
+
+    def step_with_a_look(step, network, *others):
+        rows = network.encoder.position_embedding.weight.detach().clone()
+        same.append(all(torch.equal(rows[first:first + 8], rows[:8]) for first in (8, 16, 24)))
+        return train_step(step, network, *others)
+
+    monkeypatch.setattr(abz, "train_step", step_with_a_look)
+    words = ("--arch", ARCH, "--layers", "2", "--short", "0.5", "--steps", "4", "--length", "32")
+    assert abz.main(arguments(ready, "--pretrain", tmp_path / "run", *words)) == 0
+    assert same == [False, False, True, False]

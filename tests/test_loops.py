@@ -202,14 +202,13 @@ def test_new_positions_are_copies_of_those_that_the_model_was_trained_on(file):
     arch = [file.parse_arch("conv3 | conv3")] if file is autobert_zero else []
     model = file.LanguageModel(*arch, cfg)
     before = model.encoder.position_embedding.weight.detach().clone()
-    source = namedtuple("Source", "trained")(5)
-    line = file.extend_positions(model, source, 13)
+    line = file.extend_positions(model, 5, 13)
     after = model.encoder.position_embedding.weight
     assert "positions 5 to 12 are copies of 0 to 4" in line
     for position in range(13):
         assert torch.equal(after[position], before[position % 5])
     assert torch.equal(after[13:], before[13:])
-    assert file.extend_positions(model, source, 5) == ""
+    assert file.extend_positions(model, 5, 5) == ""
 
 
 class Oracle(torch.nn.Module):
