@@ -333,7 +333,7 @@ class Corpus:
 def join(segment_a, length_a, segment_b, length_b, tokenizer, empty_b=False):
     """[CLS] A [SEP] B [SEP] of a batch.
 
-    segment_a, segment_b: (B, width) int64 ids, of which the first length_a, length_b (B,) count.
+    segment_a, segment_b: (B, width) int64 ids; the first length_a, length_b (B,) are text.
     Where length_b is 0 an example is [CLS] A [SEP]; with empty_b it keeps its second [SEP],
     [CLS] A [SEP] [SEP]. Returns ids (B, T), token_type_ids (B, T): 1 in B and the [SEP] after it, 0
     elsewhere, and lengths (B,), all int64, with T = width + 3.

@@ -118,7 +118,7 @@ def priorities(totals, counts, settings):
 
 
 def mixed(weights, legal, settings):
-    """Probabilities of the legal options, of which a part is uniform."""
+    """Probabilities of the legal options; settings.uniform of the probability is uniform."""
     return ((1 - settings.uniform) * normalised(weights * legal)
             + settings.uniform * normalised(legal))
 

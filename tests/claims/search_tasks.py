@@ -13,8 +13,8 @@ LONGEST = 200  # characters of an example
 
 
 def reach(text, label):
-    """MNLI: four to seven things have a state; is that of the marked one what text 2 says, the
-    opposite, or something else? The state stands next to the marker ("the default open list"), or
+    """MNLI: four to seven things have a state. Text 2 names the state of the marked thing, its
+    opposite, or another state. The state stands next to the marker ("the default open list"), or
     up to six phrases after it (20 words), a quarter of the examples each for four distances."""
     rng = text.rng
     answer = {"entailment": "open", "contradiction": "empty", "neutral": "large"}[label]

@@ -73,7 +73,8 @@ def study(hours, *claims, picture=None):
 
 # --- statistics and verdicts
 
-# 97.5% quantiles by degrees of freedom; elsewhere that of 5, so that an interval is rather too wide
+# 97.5% quantiles by degrees of freedom; other degrees use the quantile of 5, so that an interval is
+# rather too wide
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 11: 2.201, 19: 2.093,
            199: 1.972, 999: 1.962}
 
