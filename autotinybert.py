@@ -122,7 +122,7 @@ MOST_LAYERS = 1000  # of an architecture that is given
 LIMITS = "speedup", "latency_limit"  # flags that another search in the same folder may change
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
-DRAWS = 100  # random architectures for one proposal
+DRAWS = 100  # random architectures of which one is proposed
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
 CLIP = 1.0  # largest norm of the gradient
@@ -711,6 +711,13 @@ def roulette(lines, rng):
     return rng.choices(lines, [score - worst + offset for score in scores])[0]
 
 
+def sample_within(space, rng, predict, limit):
+    """A random architecture, predicted within the limit if one of DRAWS is."""
+    archs = [sample_arch(space, rng) for _ in range(DRAWS)]
+    within = [arch for arch, ms in zip(archs, predict(archs)) if ms <= limit]
+    return (within or archs)[-1]
+
+
 def propose(history, number, cfg, predict, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
@@ -728,29 +735,21 @@ def propose(history, number, cfg, predict, limit):
                    if line["round"] == number - 1 and not line["diverged"]]
     seen = {line["arch"] for line in history}
     proposals = []
-
-    def append(parent, arch):  # Alg. 2, line 9
-        new = str(arch) not in seen and len(proposals) < cfg.population
-        if new and predict([arch])[0] <= limit:
-            seen.add(str(arch))
-            proposals.append((parent, arch))
-
-    def draw():
-        """A random architecture, within the limit if DRAWS of them have one."""
-        archs = [sample_arch(space, rng) for _ in range(DRAWS)]
-        within = [arch for arch, ms in zip(archs, predict(archs)) if ms <= limit]
-        return (within or archs)[-1]
-
     for _ in range(20 * cfg.population):
-        if len(proposals) == cfg.population:  # Alg. 2, line 5
-            break
+        drawn = []
         if parents:
             parent = roulette(parents, rng)  # Alg. 2, line 6
             if rng.random() < MUTATION:  # Alg. 2, line 7
-                append(parent["id"], mutate(parse_arch(parent["arch"]), space, rng))
+                drawn.append((parent["id"], mutate(parse_arch(parent["arch"]), space, rng)))
         if not parents or rng.random() < EXPLORATION:  # Alg. 2, line 8
-            append(None, draw())
-    return proposals
+            drawn.append((None, sample_within(space, rng, predict, limit)))
+        for parent_id, arch in drawn:  # Alg. 2, line 9
+            if str(arch) not in seen and predict([arch])[0] <= limit:
+                seen.add(str(arch))
+                proposals.append((parent_id, arch))
+        if len(proposals) >= cfg.population:  # Alg. 2, line 5
+            break
+    return proposals[:cfg.population]
 
 # --- objective ------------
 
