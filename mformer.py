@@ -27,7 +27,6 @@ import argparse
 import collections
 import copy
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -1201,9 +1200,14 @@ def search(cfg, command):
             raise UserError(f"the space has {space_size(space)} architectures, the rankers need "
                             f"{FEWEST}: widen it")
         supernet = extract(source.weights, widest(space), cfg, space) if source else None
-        run, inputs = open_run(cfg, command, ranks)
+        inputs = find_data(cfg, command, ranks)
+        run = RunFolder(
+            cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
         if not run.finished():
-            cfg, data = open_data(cfg, inputs, run)
+            cfg = dataclasses.replace(cfg, **inputs.flags)
+            data = open_training_data(cfg, ranks, run.folder)
+            cfg = dataclasses.replace(cfg, **data.settings)
+            run.save_settings(cfg)
             if not data.num_held_out:
                 raise UserError("--held_out: a search needs examples for its losses")
             if cfg.latency_limit and run.new:
@@ -1554,13 +1558,14 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
     from common.distributed import (
         Means, Pace, autocast, average_gradients, fit_accumulate, gather, launch,
         layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
-        print0, print_device_use, progress, seed_everything, set_rate, show, stopping, total_over,
-        training_cost)
+        print0, print_device_use, progress, seed_everything, set_rate, show, stop_requested,
+        stopping, total_over, training_cost)
     from common.finetune import answer_folder
     from data.images import (
-        Pictures, print_differences, read_npz, read_spec, small_held_out, width_of)
+        Pictures, TrainingPictures, read_spec, save_spec, small_held_out, width_of)
     from data.inputs import find_inputs, pick
-    from data.translation import Translations, corpus_bleu
+    from data.translation import (
+        TrainingTranslations, Translations, corpus_bleu, open_vocabulary)
 else:
     UserError = ValueError
 
@@ -1578,47 +1583,45 @@ def held_out_loss(model, data, cfg, arch=None):
     return loss if math.isfinite(loss) else WORST
 
 
-@torch.no_grad()
-def classify(model, images, labels, data, ranks):
-    """The numbers of the predicted classes (N,) of images, which the processes share."""
-    own = []
-    for batch in data.own_batches(images, labels):
-        own += model(batch).argmax(1).tolist()
-    return torch.tensor(sum(gather(ranks, own), []))
-
-
-def evaluate_images(model, data, cfg, ranks):
-    """({"accuracy", "majority_baseline"}, predicted classes) of the test images."""
-    flag, = data_flags(cfg)
-    images, labels = data.read_test(flag, getattr(cfg, flag))
-    if cfg.dry_run:
-        images = images[:64]
-        labels = labels[:64]
-    predicted = classify(model, images, labels, data, ranks)
-    numbers = {
-        "accuracy": (predicted == labels).double().mean().item(),
-        "majority_baseline": labels.bincount().max().item() / len(labels),
-    }
-    return numbers, [data.classes[number] for number in predicted]
-
-
-def translate_lines(model, lines, data, cfg):
-    """The translation of each line."""
+def answer_batch(model, batch, data, cfg):
+    """The answer to each example of a batch: the number of its class, or the token ids of its
+    translation."""
+    if cfg.task == "cifar10":
+        return model(batch).argmax(1).tolist()
     ids = data.tokenizer
-    return data.translate(lines, functools.partial(
-        beam_search, model, longest=cfg.length - 1, bos=ids.bos_id, eos=ids.eos_id,
-        barred=(ids.pad_id, ids.bos_id), beam=cfg.beam))
+    found = beam_search(
+        model, batch["source"], batch["lengths"], longest=cfg.length - 1, bos=ids.bos_id,
+        eos=ids.eos_id, barred=(ids.pad_id, ids.bos_id), beam=cfg.beam)
+    return [translation for translation, score in found]
 
 
-def evaluate_translations(model, data, cfg, ranks):
-    """({"bleu": in percent}, translations) of the test text."""
-    sources, references = data.test_lines(cfg.test_text)
-    if cfg.dry_run:
-        sources = sources[:64]
-        references = references[:64]
-    translations = translate_lines(model, sources, data, cfg)
+@torch.no_grad()
+def answer_questions(model, questions, data, cfg, ranks):
+    """The answers to images or lines as text: names of classes, or translations; "" for an empty
+    line. The processes share the batches."""
+    own = {}
+    bar = progress(ranks, len(questions), "answering")
+    for numbers, batch in data.question_batches(questions):
+        for number, found in zip(numbers, answer_batch(model, batch, data, cfg)):
+            own[number] = data.answer_text(found)
+        bar.update(len(numbers) * ranks.size)
+        if stop_requested():
+            raise Stop
+    bar.close()
+    answers = collections.ChainMap(*gather(ranks, own))
+    return [answers.get(number, "") for number in range(len(questions))]
+
+
+def score_answers(answers, references, cfg):
+    """Sec. 4.1.4: BLEU in percent, or the accuracy, next to that of the commonest class."""
     # D29: BLEU is of plain text in 13a tokens; the paper names no tokenization.
-    return {"bleu": corpus_bleu(translations, references)}, translations
+    if cfg.task == "wmt14":
+        return {"bleu": corpus_bleu(answers, references)}
+    right = [answer == reference for answer, reference in zip(answers, references, strict=True)]
+    return {
+        "accuracy": statistics.fmean(right),
+        "majority_baseline": references.count(statistics.mode(references)) / len(references),
+    }
 
 
 def training_batches(data, cfg, ranks, begin):
@@ -1812,63 +1815,53 @@ def read_arch(cfg, command, source):
     return parse_arch(text, cfg)
 
 
-def data_flags(cfg):
-    """The data flags of a run's task."""
-    if cfg.task == "wmt14":
-        return DATA["wmt14"]
-    return ("images",) if cfg.images else ("cifar10",)
+def data_flags(cfg, action):
+    """{data flag of an action: its value}. Parallel text of one's own may lack a part."""
+    if cfg.task == "cifar10":
+        return pick(cfg, ["images" if cfg.images else "cifar10"])
+    flags = pick(cfg, ["test_text"] if action == "evaluate" else DATA["wmt14"])
+    given = {flag: value for flag, value in flags.items() if value}
+    return given or flags
 
 
-def open_run(cfg, command, ranks):
-    """(RunFolder, Inputs) of an action."""
-    names = data_flags(cfg)
-    if command.action == "evaluate" and cfg.task == "wmt14":
-        names = names[-1:]
-    given = [name for name in names if getattr(cfg, name)]  # some translations may lack a part
+def find_data(cfg, command, ranks):
+    """The Inputs of an action. For images of one's own their settings are filled in too: the width,
+    unless --init has one, and the number that is held out."""
     inputs = find_inputs(
-        ranks, command.action, pick(cfg, given or names), pick(cfg, MODELS),
+        ranks, command.action, data_flags(cfg, command.action), pick(cfg, MODELS),
         languages=cfg.languages)
     if cfg.images and not cfg.init and "image" not in command.given:
         inputs.flags["image"] = on_main(ranks, width_of, cfg.images)
         check_patches(inputs.flags["image"], cfg.patch)
     if cfg.images and cfg.held_out and "held_out" not in command.given:
         inputs.flags["held_out"] = on_main(ranks, small_held_out, cfg.images, cfg.held_out)
-    run = RunFolder(
-        cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
-    return run, inputs
+    return inputs
 
 
-def read_data(cfg, ranks, folder, training):
-    """The data in a run folder: Pictures or Translations, with what a training reads or without."""
-    chosen = cfg.batch // cfg.accumulate, cfg.held_out, cfg.train_examples
-    if cfg.task == "wmt14":
-        data = Translations(ranks, folder, cfg.languages, cfg.length, cfg.seed)
-        data.make_tokenizer(cfg.tokenizer, cfg.train_text, cfg.vocab_size)
-        if training:
-            data.load_training(cfg.train_text, cfg.valid_text, *chosen)
+def open_data(cfg, ranks, folder):
+    """What the network of --init needs for its answers; its vocabulary is kept in `folder`."""
+    if cfg.task == "cifar10":
+        return Pictures(ranks, cfg.image, read_spec(cfg.init))
+    tokenizer = open_vocabulary(
+        ranks, folder, cfg.tokenizer, cfg.train_text, cfg.languages, cfg.vocab_size)
+    return Translations(ranks, tokenizer, cfg.languages, cfg.length)
+
+
+def open_training_data(cfg, ranks, folder):
+    """The training data. What the network needs for its answers is kept in `folder`."""
+    chosen = {**pick(cfg, ["held_out", "train_examples", "seed"]),
+              "size": cfg.batch // cfg.accumulate}
+    if cfg.task == "cifar10":
+        (flag, path), = data_flags(cfg, "train").items()
+        data = TrainingPictures(
+            ranks, cfg.image, flag, path, augmentation=cfg.augment, **chosen)
+        on_main(ranks, save_spec, folder, data.spec)
         return data
-    data = Pictures(ranks, cfg.image, cfg.seed)
-    if not training:
-        data.load_spec(cfg.init)
-        return data
-    flag, = data_flags(cfg)
-    data.load_training(flag, getattr(cfg, flag), cfg.augment, *chosen)
-    on_main(ranks, data.save_spec, folder)
-    return data
-
-
-def open_data(cfg, inputs, run, training=True):
-    """(the settings with the paths of the data and all that depends on the data, the data:
-    Pictures or Translations)."""
-    cfg = dataclasses.replace(cfg, **inputs.flags)
-    data = read_data(cfg, run.ranks, run.folder, training)
-    if cfg.task == "wmt14":
-        on_main(run.ranks, data.tokenizer.save, run.folder)
-        cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
-    else:
-        cfg = dataclasses.replace(cfg, classes=len(data.classes))
-    run.save_settings(cfg)
-    return cfg, data
+    tokenizer = open_vocabulary(
+        ranks, folder, cfg.tokenizer, cfg.train_text, cfg.languages, cfg.vocab_size)
+    return TrainingTranslations(
+        ranks, tokenizer, cfg.languages, cfg.length, folder, cfg.train_text, cfg.valid_text,
+        **chosen)
 
 
 def fit_head(model, data, cfg, ranks):
@@ -1885,9 +1878,14 @@ def train(cfg, command):
         cfg = resolve(cfg, command, ranks, source)
         arch = parse_arch(cfg.arch, cfg)
         model = extract(source.weights, arch, cfg) if source else None
-        run, inputs = open_run(cfg, command, ranks)
+        inputs = find_data(cfg, command, ranks)
+        run = RunFolder(
+            cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
         if not run.finished():
-            cfg, data = open_data(cfg, inputs, run)
+            cfg = dataclasses.replace(cfg, **inputs.flags)
+            data = open_training_data(cfg, ranks, run.folder)
+            cfg = dataclasses.replace(cfg, **data.settings)
+            run.save_settings(cfg)
             seed_everything(cfg.seed, "weights")
             model = model or make_model(arch, cfg)
             if source:
@@ -1932,25 +1930,42 @@ def evaluate(cfg, command):
         cfg = resolve(cfg, command, ranks, source)
         arch = parse_arch(cfg.arch, cfg)
         model = extract(source.weights, arch, cfg)
-        run, inputs = open_run(cfg, command, ranks)
-        cfg, data = open_data(cfg, inputs, run, training=False)
-        model = cast(model, cfg, ranks.device)
-        if cfg.task == "cifar10":
-            numbers, outputs = evaluate_images(model, data, cfg, ranks)
-            path = run.folder / "classes.txt"  # from 0
-            words = (f"accuracy {numbers['accuracy']:.2%} (majority baseline "
-                     f"{numbers['majority_baseline']:.2%})")
-        else:
-            numbers, outputs = evaluate_translations(model, data, cfg, ranks)
-            path = run.folder / f"translations.{cfg.languages[1]}"
-            words = f"bleu {numbers['bleu']:.2f}"
+        inputs = find_data(cfg, command, ranks)
+        run = RunFolder(
+            cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
+        # never finished: the model may have changed
+        cfg = dataclasses.replace(cfg, **inputs.flags)
+        data = open_data(cfg, ranks, run.folder)
+        cfg = dataclasses.replace(cfg, **data.settings)
+        run.save_settings(cfg)
+        (flag, path), = data_flags(cfg, command.action).items()
+        questions, references = data.read_test(flag, path)
+        if cfg.dry_run:
+            questions = questions[:64]
+            references = references[:64]
+        answers = answer_questions(cast(model, cfg, ranks.device), questions, data, cfg, ranks)
+        numbers = score_answers(answers, references, cfg)
         latency = on_main(ranks, measure_latency, arch, cfg, ranks.device)
-        on_main(ranks, write_atomic, path, "".join(f"{line}\n" for line in outputs))
-        # never taken from a folder: the model may have changed
+        path = on_main(ranks, write_answers, answers, run.folder / data.answers_file)
         run.finish({**numbers, "latency": latency, "arch": cfg.arch})
-        print0(ranks, f"{words} on {len(outputs)} test examples, "
+        print0(ranks, f"{score_text(numbers)} on {len(answers)} test examples, "
                       f"latency {latency_text(latency, cfg, ranks.device)}")
         print0(ranks, f"{path}: the predictions")
+
+
+def score_text(numbers):
+    """The scores of an evaluation as words."""
+    if "bleu" in numbers:
+        return f"bleu {numbers['bleu']:.2f}"
+    return (f"accuracy {numbers['accuracy']:.2%} (majority baseline "
+            f"{numbers['majority_baseline']:.2%})")
+
+
+def write_answers(answers, path):
+    """Write one answer a line; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, "".join(f"{answer}\n" for answer in answers))
+    return path
 
 
 def predict(cfg, command):
@@ -1958,24 +1973,13 @@ def predict(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        file = Path(command.value)
         folder = answer_folder(command, cfg)
-        data = read_data(cfg, ranks, Path(cfg.init), training=False)
-        if cfg.task == "cifar10":
-            images, _ = read_npz(file, labelled=False)
-            on_main(ranks, print_differences, file, images, cfg.image, data.spec)
-        else:
-            lines = data.source_lines(file)
+        data = open_data(cfg, ranks, Path(cfg.init))
+        file = Path(command.value)
+        questions = data.read_questions(file)
         model = cast(extract(source.weights, parse_arch(cfg.arch, cfg), cfg), cfg, ranks.device)
-        if cfg.task == "cifar10":
-            path = folder / "classes.txt"
-            numbers = classify(model, images, torch.zeros(len(images)), data, ranks)
-            outputs = [data.classes[number] for number in numbers]
-        else:
-            path = folder / f"translations.{cfg.languages[1]}"
-            outputs = translate_lines(model, lines, data, cfg)
-        on_main(ranks, folder.mkdir, parents=True, exist_ok=True)
-        on_main(ranks, write_atomic, path, "".join(f"{line}\n" for line in outputs))
+        answers = answer_questions(model, questions, data, cfg, ranks)
+        path = on_main(ranks, write_answers, answers, folder / data.answers_file)
         print0(ranks, f"{path}: predictions of {cfg.init} for {file}, one a line")
 
 # --- command line ---------

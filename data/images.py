@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from common.cli import UserError
-from common.distributed import seed_of, send
+from common.distributed import on_main, seed_of, send
 from common.files import existing, read_json, write_json
 
 LAYOUT = ("np.savez writes it, with images, uint8 (n, h, h, 3) or (n, h, h), and labels (n,), "
@@ -155,6 +155,16 @@ def read_spec(run):
     return spec
 
 
+def save_spec(run, spec):
+    """Write the images.json of a run folder. UserError where it has other numbers, as in a run of
+    an earlier version, which cannot continue."""
+    path = Path(run, "images.json")
+    if path.exists() and read_spec(run) != spec:
+        raise UserError(f"{path}: other classes or pixel statistics than those of the training "
+                        "images; choose another --out, or --restart to begin again")
+    write_json(path, spec)
+
+
 def print_differences(path, images, width, spec):
     """Warn where the images of a file differ in size or colour from those of the network."""
     if images.shape[-1] != width:
@@ -170,47 +180,71 @@ def print_differences(path, images, width, spec):
 # --- batches -------------------------------------------------------------------------------------
 
 class Pictures:
-    """Images for training, evaluation and prediction, at `image` pixels a side. load_training or
-    load_spec comes first, save_spec stores what load_spec reads.
-
-    images.json in a run folder has the classes, and the mean and deviation of the training pixels,
-    which the network needs later on.
-    """
+    """Images as a network sees them, at `image` pixels a side. spec: what the network knows of its
+    training images, {"classes", "mean", "deviation"}; images.json in its run folder keeps it."""
     unit = "images"
+    answers_file = "classes.txt"
 
-    def __init__(self, ranks, image, seed):
+    def __init__(self, ranks, image, spec):
         self.ranks = ranks
         self.device = ranks.device
         self.image = image
-        self.seed = seed
+        self.spec = spec
+        self.classes = spec["classes"]
+        self.settings = {"classes": len(self.classes)}  # that follow from the data
 
-    def load_spec(self, run):
-        """Read the images.json of a run folder."""
-        self.spec = read_spec(run)
-        self.classes = self.spec["classes"]
+    def pixels(self, images):
+        """The pixels of images (B, 3, H, H) uint8, not augmented, on the device."""
+        (images,) = send([images], self.device)
+        return plain_images(images, self.image, self.spec)
 
-    def save_spec(self, run):
-        """Write the images.json of a run folder. UserError where it has other numbers, as in a run
-        of an earlier version, which cannot continue."""
-        path = Path(run, "images.json")
-        if path.exists() and read_spec(run) != self.spec:
-            raise UserError(f"{path}: other classes or pixel statistics than those of the training "
-                            "images; choose another --out, or --restart to begin again")
-        write_json(path, self.spec)
+    def question_batches(self, images):
+        """This process's part of images to classify: (their numbers, their batch) of each batch."""
+        batches = torch.arange(len(images)).split(500)
+        for numbers in batches[self.ranks.rank::self.ranks.size]:
+            yield numbers.tolist(), {"images": self.pixels(images[numbers])}
 
-    def load_training(self, flag, folder, augmentation, size, held_out, train_examples):
-        """Read the training images behind a data flag: bytes on the device, `held_out` of them for
-        validation losses, and an endless stream of micro-batches of `size` images, each a function
-        of its number and the seed. train_examples: use so many; 0: all."""
+    def answer_text(self, number):
+        """The name of a class."""
+        return self.classes[number]
+
+    def read_questions(self, path):
+        """The images of an npz file of one's own."""
+        images, _ = read_npz(path, labelled=False)
+        on_main(self.ranks, print_differences, path, images, self.image, self.spec)
+        return images
+
+    def read_test(self, flag, folder):
+        """(images, names of their classes) of the test images behind a data flag."""
+        path = Path(folder)
+        if flag == "cifar10":
+            images, labels = load_cifar10(path, "test")
+            labels = labels.numpy()
+        else:
+            path = path / "test.npz"
+            images, labels = read_npz(path)
+        class_numbers(labels, self.classes, path)  # UserError where one is unknown
+        return images, labels.astype(str).tolist()
+
+
+class TrainingPictures(Pictures):
+    """The training images behind a data flag: bytes on the device, `held_out` of them for
+    validation losses, and an endless stream of micro-batches of `size` images, each a function of
+    its number and the seed. train_examples: use so many; 0: all. augmentation: as of augment()."""
+
+    def __init__(self, ranks, image, flag, folder, *, augmentation, size, held_out, train_examples,
+                 seed):
+        images, labels, classes = read_training(flag, folder)
+        mean, deviation = pixel_statistics(images)
+        super().__init__(
+            ranks, image, {"classes": classes, "mean": mean, "deviation": deviation})
         self.folder = folder
         self.augmentation = augmentation
-        images, labels, self.classes = read_training(flag, folder)
-        mean, deviation = pixel_statistics(images)
-        self.spec = {"classes": self.classes, "mean": mean, "deviation": deviation}
+        self.size = size
+        self.seed = seed
         order = self.permutation(len(labels), "held out")
         held = order[:held_out]
         used = order[held_out:][:train_examples or None]
-        self.size = size
         if len(used) < size:
             raise UserError(f"--batch: a micro-batch has {size} images; {len(used)} are left to "
                             f"train on (--held_out {held_out})")
@@ -245,28 +279,11 @@ class Pictures:
             self.images[chosen], self.image, self.augmentation, self.spec, generator)
         return {"images": images, "labels": self.labels[chosen]}
 
-    def plain_batches(self, images, labels):
-        for batch in zip(images.split(500), labels.split(500)):
-            images, labels = send(batch, self.device)
-            yield {"images": plain_images(images, self.image, self.spec), "labels": labels}
-
     @functools.cache
     def held_batches(self):
         """The held-out images, not augmented; made once (5,000 images of 224 pixels: 3 GB)."""
-        return list(self.plain_batches(*self.held))
-
-    def own_batches(self, images, labels):
-        """This process's part of images that are classified."""
-        own = [values.tensor_split(self.ranks.size)[self.ranks.rank] for values in (images, labels)]
-        return self.plain_batches(*own)
-
-    def read_test(self, flag, folder):
-        """(images, labels) of the test images behind a data flag."""
-        if flag == "cifar10":
-            return load_cifar10(folder, "test")
-        path = Path(folder, "test.npz")
-        images, labels = read_npz(path)
-        return images, class_numbers(labels, self.classes, path)
+        return [{"images": self.pixels(images), "labels": labels.to(self.device)}
+                for images, labels in zip(*(values.split(500) for values in self.held))]
 
 
 # --- images as a network sees them ---------------------------------------------------------------

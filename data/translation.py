@@ -16,15 +16,14 @@ import itertools
 import math
 import re
 from array import array
-from collections import ChainMap, Counter
+from collections import Counter
 
 import numpy as np
 import torch
 
 from common.cli import Stop, UserError
 from common.files import existing, write_json
-from common.distributed import (
-    gather, on_main, print0, progress, seed_of, send, stop_requested)
+from common.distributed import on_main, print0, seed_of, send, stop_requested
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
@@ -164,49 +163,85 @@ def pad(sequences, pad_id, before=(), after=()):
     return ids, torch.tensor([len(sequence) for sequence in sequences])
 
 
-class Translations:
-    """The data of a run on parallel text, all of it kept in the run folder `folder`: the joint
-    vocabulary, and with load_training the texts.
+def open_vocabulary(ranks, folder, tokenizer, train_text, languages, vocab_size):
+    """The tokenizer of a run, kept in its folder. It is made there once: a copy of `tokenizer` (a
+    file or a folder), or for "" trained on both sides of the training text."""
+    target = folder / "spiece.model"
 
-    languages: endings of the files of the source and the target. length: tokens of the longest
-    sentence, with its end. make_tokenizer comes first.
-    """
+    def make():
+        if target.exists():
+            return
+        if not tokenizer:
+            files = find_sides(train_text, languages)
+            train_sentencepiece(files, target, vocab_size, lower=False)
+        loaded = load_tokenizer(tokenizer or target, lower=False)
+        if loaded.file_name != target.name:
+            raise UserError(f"--tokenizer {tokenizer}: translation needs a {target.name}")
+        loaded.save(folder)
+
+    on_main(ranks, make)
+    return load_tokenizer(target, lower=False)
+
+
+class Translations:
+    """Sentences as a network sees them. languages: endings of the files of the source and the
+    target. length: tokens of the longest sentence, with its end mark."""
     unit = "tokens"
 
-    def __init__(self, ranks, folder, languages, length, seed):
+    def __init__(self, ranks, tokenizer, languages, length):
         self.ranks = ranks
         self.device = ranks.device
-        self.folder = folder
+        self.tokenizer = tokenizer
         self.languages = languages
         self.longest = length - 1
-        self.seed = seed
+        self.answers_file = f"translations.{languages[1]}"
+        self.settings = {"vocab_size": tokenizer.vocab_size}  # that follow from the data
 
-    def make_tokenizer(self, tokenizer, train_text, vocab_size):
-        """Make the joint vocabulary in the run folder, once: a copy of `tokenizer` (with --init the
-        copy of that run), or for "" trained on both sides of the training text."""
-        target = self.folder / "spiece.model"
+    def question_batches(self, lines):
+        """This process's part of lines to translate: (their numbers, their batch) of each batch,
+        which has sentences of similar length. Empty lines are in none."""
+        encoded = self.tokenizer.encode_batch(lines)
+        lengths = np.array([len(ids) for ids in encoded])
+        if lengths.max() > self.longest:
+            print0(self.ranks, f"longer sentences are cut at {self.longest} tokens (--length)")
+        order = lengths.clip(max=self.longest).argsort(kind="stable")[(lengths == 0).sum():]
+        starts = range(0, len(order), 64)
+        for start in starts[self.ranks.rank::self.ranks.size]:
+            numbers = order[start:start + 64].tolist()
+            sources = [encoded[number][:self.longest] for number in numbers]
+            source, lengths = pad(sources, self.tokenizer.pad_id, after=[self.tokenizer.eos_id])
+            yield numbers, send({"source": source, "lengths": lengths}, self.device)
 
-        def make():
-            if target.exists():
-                return
-            if not tokenizer:
-                files = find_sides(train_text, self.languages)
-                train_sentencepiece(files, target, vocab_size, lower=False)
-                return
-            loaded = load_tokenizer(tokenizer, lower=False)
-            if loaded.file_name != target.name:
-                raise UserError(f"--tokenizer {tokenizer}: translation needs a {target.name}")
-            loaded.save(self.folder)
+    def answer_text(self, ids):
+        """The translation with these token ids."""
+        return self.tokenizer.decode(ids)
 
-        on_main(self.ranks, make)
-        self.tokenizer = load_tokenizer(target, lower=False)
+    def read_questions(self, path):
+        """The lines of a file that is translated without references."""
+        lines = [*read_lines(existing(path, "name a text file, one sentence a line"))]
+        if not any(lines):
+            raise UserError(f"{path}: the file is empty")
+        return lines
 
-    def load_training(self, train_text, valid_text, size, held_out, train_examples):
-        """Encode the texts, and order them: an endless stream of micro-batches of `size` tokens,
-        each a function of its number and the seed; and for validation losses `held_out` pairs of
-        valid_text (0: all), or for "" of the training text. train_examples: use so many pairs; 0:
-        all."""
+    def read_test(self, flag, prefix):
+        """(source lines, target lines) behind a data flag."""
+        if not prefix:
+            raise UserError(f"--{flag}: missing; give the PREFIX of the test text")
+        return [list(side) for side in zip(*read_pairs(prefix, self.languages))]
+
+
+class TrainingTranslations(Translations):
+    """The pairs of a training text, encoded in the run folder `folder`: an endless stream of
+    micro-batches of `size` tokens, each a function of its number and the seed; and for validation
+    losses `held_out` pairs of valid_text (0: all), or for "" of the training text. train_examples:
+    use so many pairs; 0: all."""
+
+    def __init__(self, ranks, tokenizer, languages, length, folder, train_text, valid_text, *, size,
+                 held_out, train_examples, seed):
+        super().__init__(ranks, tokenizer, languages, length)
+        self.folder = folder
         self.train_text = train_text
+        self.seed = seed
         self.text = self.encode(train_text, "text")
         used = self.permutation(self.text)
         if valid_text:
@@ -262,45 +297,6 @@ class Translations:
         """The tensors of the held-out pairs, short ones first; made once."""
         starts = range(0, len(self.held), 64)
         return [self.pairs(self.held_text, self.held[start:start + 64]) for start in starts]
-
-    def translate(self, lines, search):
-        """Translations of raw sentences; an empty sentence stays empty. The processes share the
-        batches, each of sentences of similar length. search: source (B, S), lengths (B,) ->
-        [(ids, score)]."""
-        longest = self.longest
-        encoded = self.tokenizer.encode_batch(lines)
-        lengths = np.array([len(ids) for ids in encoded])
-        if lengths.max() > longest:
-            print0(self.ranks, f"longer sentences are cut at {longest} tokens (--length)")
-        by_length = lengths.clip(max=longest).argsort(kind="stable")[(lengths == 0).sum():]
-        starts = range(0, len(by_length), 64)
-        bar = progress(self.ranks, len(starts), "translating")
-        own = {}
-        for start in starts[self.ranks.rank::self.ranks.size]:
-            batch = by_length[start:start + 64]
-            sources = [encoded[i][:longest] for i in batch]
-            inputs = pad(sources, self.tokenizer.pad_id, after=[self.tokenizer.eos_id])
-            for i, (ids, _) in zip(batch.tolist(), search(*send(inputs, self.device))):
-                own[i] = self.tokenizer.decode(ids)
-            bar.update(self.ranks.size)
-            if stop_requested():
-                raise Stop
-        bar.close()
-        translations = ChainMap(*gather(self.ranks, own))
-        return [translations.get(i, "") for i in range(len(lines))]
-
-    def source_lines(self, path):
-        """The lines of a file that is translated without references."""
-        lines = [*read_lines(existing(path, "name a text file, one sentence a line"))]
-        if not any(lines):
-            raise UserError(f"{path}: the file is empty")
-        return lines
-
-    def test_lines(self, test_text):
-        """(source lines, target lines) of --test_text."""
-        if not test_text:
-            raise UserError("--test_text: missing; give the PREFIX of the test text")
-        return [list(side) for side in zip(*read_pairs(test_text, self.languages))]
 
 
 # --- scores --------------------------------------------------------------------------------------

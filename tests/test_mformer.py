@@ -18,7 +18,7 @@ import mformer as mf
 from common.files import load_file, read_json, read_jsonl
 from common.cli import UserError
 from data import images as image_data
-from data.translation import Translations
+from data.translation import TrainingTranslations, open_vocabulary
 from tests.claims import mformer as claims
 
 IMAGES = mf.Config(
@@ -473,9 +473,10 @@ def test_batches_of_section_6(task, batch):
 
 def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
     prefix = f"{ready['pairs']}/train"  # of 40 pairs
-    data = Translations(ALONE, tmp_path, TEXT.languages, length=200, seed=0)
-    data.make_tokenizer("", prefix, vocab_size=120)
-    data.load_training(prefix, "", size=TEXT.batch, held_out=20, train_examples=0)
+    tokenizer = open_vocabulary(ALONE, tmp_path, "", prefix, TEXT.languages, vocab_size=120)
+    data = TrainingTranslations(
+        ALONE, tokenizer, TEXT.languages, 200, tmp_path, prefix, "", size=TEXT.batch, held_out=20,
+        train_examples=0, seed=0)
     assert sorted([*data.examples, *data.held]) == [*range(40)]
     batch = data.pairs(data.text, [0])
     (ids,) = data.text.ids(1, [0])

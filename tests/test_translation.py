@@ -1,14 +1,14 @@
 """data/translation.py and data/images.py: reading, errors, batches, BLEU."""
 import numpy as np
 import pytest
-from small_runs import ALONE, write
+from small_runs import write
 
 from common.cli import UserError
 from common.files import write_json
 from data import translation
 from data.images import (
-    Pictures, class_numbers, find_images, load_cifar10, pixel_statistics, print_differences,
-    read_npz, small_held_out)
+    class_numbers, find_images, load_cifar10, pixel_statistics, print_differences, read_npz,
+    read_spec, save_spec, small_held_out)
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -120,18 +120,14 @@ def test_grey_images_with_words(tmp_path):
 def test_a_network_keeps_its_pixel_statistics(tmp_path):
     """Also in a folder of an earlier version, which had others for CIFAR-10."""
     spec = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.2, 0.2]}
-    pictures = Pictures(ALONE, 8, seed=0)
-    pictures.spec = spec
-    pictures.save_spec(tmp_path)
-    pictures.save_spec(tmp_path)
-    pictures.spec = spec | {"mean": [0.4, 0.5, 0.5]}
+    save_spec(tmp_path, spec)
+    save_spec(tmp_path, spec)
     with pytest.raises(UserError, match="other classes or pixel statistics"):
-        pictures.save_spec(tmp_path)
-    pictures.load_spec(tmp_path)
-    assert pictures.spec == spec
+        save_spec(tmp_path, spec | {"mean": [0.4, 0.5, 0.5]})
+    assert read_spec(tmp_path) == spec
     write_json(tmp_path / "images.json", {"classes": ["a", "b"]})
     with pytest.raises(UserError, match="images.json: mean is missing; train"):
-        pictures.load_spec(tmp_path)
+        read_spec(tmp_path)
 
 
 GREY = np.zeros((2, 8, 8), np.uint8)
