@@ -1235,29 +1235,24 @@ def task_model(task, cfg):
     return (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
 
 
-def train_task(task, number, source, cfg, tokenizer, folder, run):
-    """One run of a task: training, the best weights' predictions (Sec. 4.2.2)."""
-    seed = seed_of(cfg.seed, "fine-tuning", task.name, number)
+def train_task(source, task, tokenizer, cfg, run, job):
+    """The job TASK-NUMBER, one run of a task: training, the best weights' predictions (Sec.
+    4.2.2)."""
+    folder = run.folder / "jobs" / job
+    seed = seed_of(cfg.seed, "fine-tuning", task.name, int(job.rpartition("-")[2]))
     seed_everything(seed, "weights")
     model = task_model(task, cfg)
     note = start_from(model, source, task.name)
     note += extend_positions(model, source.trained, task.recipe.length)
-    print0(run.ranks, f"{folder.name}: {note}")
+    print0(run.ranks, f"{job}: {note}")
     model = move(model, run.ranks.device)
     optimizer = Lamb(
-        model.parameters(),
-        task.recipe.lr,
-        weight_decay=cfg.weight_decay,
-        adapt=False)
-
-    def rate(step):
-        return task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
-
+        model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     # D7*: whole epochs are shuffled, examples of like length together; the official code shuffles a
     # buffer of 100 examples
     # D8*: evaluations are evenly spaced; the official code evaluates every 100 steps
     tuning = Tuning(
-        task, optimizer, rate, (seed,), cfg.accumulate, task.evaluation_steps(cfg.eval_every))
+        task, optimizer, schedule, (seed,), cfg.accumulate, task.evaluation_steps(cfg.eval_every))
     result, outputs = finetune_job(model, tuning, cfg, folder, run)
     if outputs:
         if task.kind == "span":
@@ -1367,16 +1362,13 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
         return open_task(name, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask})
 
     def work(job, mnli):
-        name = jobs[job]
-        number = job.rsplit("-", 1)[1]
-        folder = run.folder / "jobs" / job
         if cfg.ensemble:
-            return ensemble_job(task(name), cfg, folder)
+            return ensemble_job(task(jobs[job]), cfg, run.folder / "jobs" / job)
         start = source
         if mnli:
             weights = load_file(mnli / "checkpoint.pt")["owned"]["MNLI"]
             start = Pretrained(mnli, source.settings, weights, "MNLI", None)
-        return train_task(task(name), int(number), start, cfg, tokenizer, folder, run)
+        return train_task(start, task(jobs[job]), tokenizer, cfg, run, job)
 
     return run_jobs(run.ranks, run.folder, jobs, work)
 

@@ -1247,7 +1247,7 @@ def score_task(model, task, cfg, device):
     tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
     optimizer = make_optimizer(tuned, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
-    state = fine_tune(tuned, Tuning(task, optimizer, task_rate(task), key), cfg, device)
+    state = fine_tune(tuned, Tuning(task, optimizer, schedule, key), cfg, device)
     if state["diverged"]:
         raise Diverged(state["diverged"])
     # D32: a negative metric counts as 0, which a diverged candidate has
@@ -1965,14 +1965,9 @@ def recipes(cfg):
     return table
 
 
-def task_rate(task):
-    """The learning rate of a fine-tuning as a function of the step."""
-    recipe = task.recipe
-    return lambda step: recipe.lr * schedule(step, task.steps, recipe.warmup)
-
-
-def train_task(task, source, cfg, tokenizer, folder, run):
-    """One run of a task; its folder gets the predictions and the model."""
+def train_task(source, task, tokenizer, cfg, run, job):
+    """The job TASK-NUMBER, one run of a task; its folder gets the predictions and the model."""
+    folder = run.folder / "jobs" / job
     seed_everything(cfg.seed, "head", task.name)
     model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
     note = start_from(model, source) if source else "from scratch"
@@ -1981,7 +1976,7 @@ def train_task(task, source, cfg, tokenizer, folder, run):
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
     # D20: the weights of the best evaluation count; the paper does not say which it reports
-    tuning = Tuning(task, optimizer, task_rate(task), key, cfg.accumulate,
+    tuning = Tuning(task, optimizer, schedule, key, cfg.accumulate,
                     task.evaluation_steps(cfg.eval_every))
     result, outputs = finetune_job(model, tuning, cfg, folder, run)
     if outputs:
@@ -2063,7 +2058,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
         if mnli:
             weights = load_file(mnli / "checkpoint.pt")["owned"]["model"]
             start = Pretrained(mnli, {}, weights, cfg.arch, cfg.length)
-        return train_task(task(name), start, settings, tokenizer, run.folder / "jobs" / job, run)
+        return train_task(start, task(name), tokenizer, settings, run, job)
 
     return run_jobs(run.ranks, run.folder, jobs, work)
 

@@ -1248,11 +1248,7 @@ def tuning(model, task, data, cfg, seed):
     tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
     tuned = move(tuned, data.device)
     optimizer = make_optimizer(tuned, cfg.weight_decay)
-
-    def rate(step):
-        return task.recipe.lr * schedule(step, task.steps, task.recipe.warmup)
-
-    return tuned, Tuning(task, optimizer, rate, (seed, "fine-tuning", task.name))
+    return tuned, Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name))
 
 
 def proxy_score(model, name, data, cfg):
@@ -1268,7 +1264,7 @@ def proxy_score(model, name, data, cfg):
     return task.score("dev", predict(tuned, task, "dev", cfg, data.device))["main"]
 
 
-def train_task(model, job, data, cfg, run):
+def train_task(model, data, cfg, run, job):
     """TASK-NUMBER, one run of a task from the model's encoder; jobs/JOB keeps the model and its
     predictions."""
     name, _, number = job.rpartition("-")
@@ -1294,7 +1290,7 @@ def finetune(cfg, command):
                     for number in range(cfg.runs)}
             # from_mnli: no task starts from MNLI's model, as in the paper
             results = run_jobs(ranks, run.folder, jobs,
-                               lambda job, _: train_task(model, job, data, cfg, run), from_mnli=())
+                               lambda job, _: train_task(model, data, cfg, run, job), from_mnli=())
             result = on_main(ranks, summarise, run.folder, results)
             mlm = score_mlm(model, data, cfg) if "MLM-saved" in data.tasks else None
             run.finish({**result, "mlm": mlm})

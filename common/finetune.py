@@ -2,7 +2,7 @@
 tasks. A paper file supplies a model, its loss and a table of recipes.
 
     task = open_task("CoLA", cfg, tokenizer, RECIPES)
-    tuning = Tuning(task, optimizer, rate, key=(seed,))
+    tuning = Tuning(task, optimizer, schedule, key=(seed,))
     state = fine_tune(model, tuning, cfg, device)
     outputs = predict(model, task, "dev", cfg, device)      # in the order of the file
     task.score("dev", outputs)                              # {"main": 0.61, "matthews": 0.61}
@@ -188,7 +188,7 @@ class Tuning:
     """How a model is fine-tuned on a task."""
     task: Task
     optimizer: torch.optim.Optimizer
-    rate: Callable  # rate(step): the learning rate
+    schedule: Callable  # schedule(step, steps, warmup): fraction of the peak learning rate
     key: tuple  # the seed, and more that the random numbers depend on
     accumulate: int = 1  # micro-batches of a step
     evaluate_at: Collection = ()  # steps after which dev is scored
@@ -227,7 +227,7 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     bar = job_progress(range(state["step"], task.steps), job or task.name)
     for step, batch in zip(bar, prefetch(sent, device)):
         model.train()
-        rate = tuning.rate(step)
+        rate = task.recipe.lr * tuning.schedule(step, task.steps, task.recipe.warmup)
         set_rate(tuning.optimizer, rate)
         seed_everything(*tuning.key, step)
         loss = backward(model, batch, tuning.accumulate, cfg, device)

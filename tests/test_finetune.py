@@ -66,7 +66,7 @@ def test_a_gradient_that_is_nan_ends_a_fine_tuning_where_it_logs_or_saves(tasks,
     task = tasks["CoLA"]
     optimizer = torch.optim.SGD(model.parameters())
     cfg = Config(save_minutes=save_minutes)
-    tuning = Tuning(task, optimizer, rate=lambda step: 1.0, key=(0,))
+    tuning = Tuning(task, optimizer, schedule=lambda *place: 1.0, key=(0,))
     state = fine_tune(model, tuning, cfg, ALONE.device)
     assert "gradient norm nan" in state["diverged"]
     last = 1 if save_minutes else min(task.evaluation_steps())
@@ -86,7 +86,7 @@ def test_each_evaluation_has_a_line_in_the_log_and_a_job_a_bar_that_begins_at_it
     model.forward = lambda batch: model.weight.T.expand(len(batch["ids"]), 2)
     model.loss = lambda batch: model.weight.square().sum()
     optimizer = torch.optim.SGD(model.parameters())
-    tuning = Tuning(task, optimizer, lambda step: 0.1, (0,), evaluate_at={3, task.steps})
+    tuning = Tuning(task, optimizer, lambda *place: 0.1, (0,), evaluate_at={3, task.steps})
     fine_tune(model, tuning, Config(), ALONE.device, made, run, "CoLA-1")
     assert [place for place, _ in lines] == [("finetune", 3), ("finetune", task.steps)]
     assert all(values["job"] == "CoLA-1" and values["dev"]["score"] == 0 and values["loss"] > 0
