@@ -30,9 +30,9 @@ from common.files import (
     write_atomic, write_json)
 
 LOCK = "run.lock"
-# settings that may differ in a resumed run, unless `compared` names them
-NOT_COMPARED = {"out", "restart", "device", "compile", "recompute", "save_every",
-                "save_minutes", "tensorboard"}
+# settings that a resumed run may change; they are recorded again
+MAY_DIFFER = {"out", "restart", "device", "compile", "recompute", "save_every", "save_minutes",
+              "tensorboard"}
 # names in a run folder that --restart deletes; also `writes`
 WRITES = ("log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
           "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",
@@ -40,7 +40,7 @@ WRITES = ("log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
 # what a run may have before its first step; "text" and later names are mformer.py's
 PREPARED = {LOCK, "config.json", "log.jsonl", "tensorboard", "corpus", "spiece.model", "vocab.txt",
             "tokenizer_config.json", "text", "valid", "images.json"}
-KIND = ("program", "action", "dry_run")  # of a run
+KIND = ("program", "action", "dry_run")  # a folder of another kind is refused, even by --restart
 
 
 # Run folders
@@ -79,60 +79,56 @@ def as_json(value):
     return json.loads(json.dumps(value))
 
 
+def identity(record):
+    """{name: value}: the kind of a run and its settings as they were given."""
+    return {key: record.get(key) for key in KIND} | record.get("asked", {})
+
+
 class RunFolder:
     """The folder of one run. Rank 0 makes it and holds its lock.
 
-    A folder in which another run has computed something is refused: one of another program or
-    action, with other settings, or on other data. If it has computed nothing, as after a mistake,
-    the folder is taken over. With cfg.restart, what a run of the same action wrote is deleted.
+    A folder in which another run has computed something is refused: one with another identity, or
+    on other data. If it has computed nothing, as after a mistake, the folder is taken over. With
+    cfg.restart, what a run of the same kind wrote is deleted.
 
-    settings: what is compared with the folder's, except NOT_COMPARED; default: all of cfg. reads:
-    {flag: files and folders that the run reads}. Their fingerprints are compared, unless the
-    commands before read nothing of the flag: a search can run one phase at a time. compared:
-    settings of NOT_COMPARED that must agree in this run. writes: further names that --restart
-    deletes. replaces: settings that may differ from the folder's and are recorded again.
+    settings: those of the run's identity; default: all of cfg. reads: {flag: files and folders that
+    the run reads}. Their fingerprints are compared, unless the commands before read nothing of the
+    flag: a search can run one phase at a time. compared: settings of MAY_DIFFER that must agree.
+    replaces: further settings that may differ. writes: further names that --restart deletes.
     """
 
     def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=(),
                  replaces=()):
         self.command = command
-        self.replaces = replaces
+        self.may_differ = (MAY_DIFFER - {*compared}) | {*replaces}
         self.writes = tuple(map(str, writes))  # pathlib takes no subclass of str
         self.folder = Path(cfg.out)
         self.ranks = ranks
         self.began = time.time()
         asked = as_json(settings or dataclasses.asdict(cfg))
-        self.record = {"program": command.program, "action": command.action,
-                       "settings": {**asked},
-                       "asked": asked, "dry_run": cfg.dry_run, "argv": sys.argv,
-                       "processes": ranks.size,
-                       "writes": self.writes,
-                       **environment()}
-        self.compared = {*KIND, *asked} - (NOT_COMPARED - {*compared}) - {*replaces}
+        self.record = {
+            "program": command.program,
+            "action": command.action,
+            "dry_run": cfg.dry_run,
+            "asked": asked,
+            "settings": {**asked},
+            "argv": sys.argv,
+            "processes": ranks.size,
+            "writes": self.writes,
+            **environment(),
+        }
         writer = tensorboard_writer() if asked.get("tensorboard") else None
-        self.new = on_main(ranks, self._open, cfg, reads or {})  # nothing is computed
+        self.new = on_main(ranks, self._open, cfg.restart, reads or {})  # nothing is computed
         self.board = writer(self.folder / "tensorboard") if writer and ranks.main else None
 
-    def _names(self):
-        """Names in the folder of files, and of folders with a file."""
-        files = {*filter(Path.is_file, self.folder.rglob("*"))} - {*partials(self.folder)}
-        return {path.relative_to(self.folder).parts[0] for path in files}
-
-    def _open(self, cfg, reads):
+    def _open(self, restart, reads):
         """Make the folder, or open it and check that it is of the same run. Returns whether nothing
         has been computed in it."""
-        own = self.folder.resolve()
-        for path in sum(reads.values(), []):
-            read = Path(path).resolve()
-            if read.is_relative_to(own) or own.is_relative_to(read):
-                raise UserError(f"{path} is read and {self.folder} is written, and one lies in the "
-                                "other; choose another --out")
+        self._refuse_overlap(reads)
         config = self.folder / "config.json"
         old = read_json(config, dict) if config.exists() else {}
-        log = self.folder / "log.jsonl"
-        text = log.read_bytes() if log.exists() else b""
         names = self._names()
-        computed = bool(names - PREPARED) or b'"phase"' in text
+        computed = bool(names - PREPARED) or b'"phase"' in self._log_text()
         same_kind = all(old.get(key) == self.record[key] for key in KIND)
         if not same_kind and (computed or "asked" not in old and names - {LOCK}):
             raise UserError(f"{self.folder}: no run folder of {self.command.program}.py "
@@ -140,35 +136,62 @@ class RunFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         lock(self.folder / LOCK)
         self.ranks.cleanup.callback(release_locks)
-        self.record["read"] = dict(zip(reads, map(fingerprints, reads.values())))
-        difference = "" if cfg.restart or not old else self._difference(old)
-        if cfg.restart:
-            self._clear({*WRITES, *old.get("writes", ())})  # that run may have had other tasks
-        elif computed and difference:
+        self.record["read"] = {flag: fingerprints(files) for flag, files in reads.items()}
+        difference = "" if restart or not old else self._difference(old)
+        if computed and difference:
             raise UserError(f"{self.folder}: {difference}")
+        if restart:
+            self._clear({*WRITES, *old.get("writes", ())})  # that run may have had other tasks
         elif difference:  # data.inputs.open_text replaces a corpus that was made from other text
             self._clear({*WRITES} - {"corpus"})
         elif computed:
-            new = {name: self.record["asked"][name] for name in self.replaces}
-            self.record = old | {"read": old["read"] | self.record["read"],
-                                 **{key: old[key] | new for key in ("asked", "settings")}}
-            write_atomic(log, text[:text.rfind(b"\n") + 1])  # without a line that a crash tore off
-            self._append({"event": "resumed", "time": time.time(), "processes": self.ranks.size,
-                          **environment()})
+            self._resume(old)
         for left in partials(self.folder):
             left.unlink()
         write_json(config, self.record)
-        return cfg.restart or not computed
+        return restart or not computed
+
+    def _refuse_overlap(self, reads):
+        """UserError where a file or folder that is read and the run folder lie in each other."""
+        own = self.folder.resolve()
+        for path in sum(reads.values(), []):
+            read = Path(path).resolve()
+            if read.is_relative_to(own) or own.is_relative_to(read):
+                raise UserError(f"{path} is read and {self.folder} is written, and one lies in the "
+                                "other; choose another --out")
+
+    def _names(self):
+        """Names in the folder of files, and of folders with a file."""
+        files = {*filter(Path.is_file, self.folder.rglob("*"))} - {*partials(self.folder)}
+        return {path.relative_to(self.folder).parts[0] for path in files}
+
+    def _log_text(self):
+        log = self.folder / "log.jsonl"
+        return log.read_bytes() if log.exists() else b""
+
+    def _resume(self, old):
+        """Continue the record of the folder, and its log without a line that a crash tore off."""
+        asked = self.record["asked"]
+        new = {name: asked[name] for name in self.may_differ & asked.keys()}
+        self.record = old | {
+            "read": old["read"] | self.record["read"],
+            "asked": old["asked"] | new,
+            "settings": old["settings"] | new,
+        }
+        text = self._log_text()
+        write_atomic(self.folder / "log.jsonl", text[:text.rfind(b"\n") + 1])
+        self._append({"event": "resumed", "time": time.time(), "processes": self.ranks.size,
+                      **environment()})
 
     def _difference(self, old):
         """How the run in the folder differs from this one, with a fix; "" where it does not."""
-        now = {key: self.record[key] for key in KIND} | self.record["asked"]
-        before = {key: old.get(key) for key in KIND} | old.get("asked", {})
+        before = identity(old)
+        now = identity(self.record)
         if before.keys() != now.keys():
             return ("made by another version of this program, which alone can continue it; choose "
                     "another --out (--restart would delete this run)")
         differ = [f"{name} ({before[name]} there, {value} here)" for name, value in now.items()
-                  if name in self.compared and before[name] != value]
+                  if name not in self.may_differ and before[name] != value]
         differ += [f"the files of --{flag} have changed"
                    for flag, files in self.record["read"].items()
                    if old["read"].get(flag, files) != files]
