@@ -1,4 +1,5 @@
-"""Processes, random numbers, SIGTERM and progress of a training loop.
+"""What a training loop needs around the paper's lines: processes, devices, gradients of several
+processes, batches, random numbers, estimates of cost, SIGTERM, and when to log and save.
 
     with launch(cfg.device, cfg.dtype) as ranks:          # torchrun or plain python, CPU or CUDA
         run = RunFolder(cfg, command, ranks)              # common/run.py
@@ -14,6 +15,8 @@
 Random numbers depend only on (seed, phase, step, micro-batch), not on earlier draws. So a
 checkpoint needs no state of generators, a resumed run repeats an uninterrupted one, and the number
 of processes does not matter.
+
+After SIGTERM a loop saves at the end of its step and raises Stop; other work is aborted.
 """
 import concurrent.futures
 import contextlib
@@ -40,6 +43,9 @@ from common.cli import Diverged, Stop, UserError
 
 NOTICE = 30  # seconds before a process says that it waits for others
 UNSET = "start all processes with torchrun, or unset RANK and WORLD_SIZE to run one"
+
+
+# Processes
 
 
 @dataclasses.dataclass
@@ -133,6 +139,9 @@ def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
     return store
 
 
+# Devices
+
+
 def pick_device(name, local_rank=0):
     """The torch.device that a name stands for: "auto" (CUDA, else the CPU), "cpu", "cuda" or
     another kind of accelerator (the device of this process), "cuda:1"."""
@@ -164,6 +173,9 @@ def autocast(dtype, device):
     has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     enabled = dtype == "bfloat16" or dtype == "auto" and has_it
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+
+
+# Python objects between processes
 
 
 def on_main(ranks, function, *args, **kwargs):
@@ -201,6 +213,9 @@ def reduce_mean(ranks, *values):
     """Mean over the ranks of each number, as floats."""
     columns = zip(*gather(ranks, [float(value) for value in values]))
     return [sum(column) / ranks.size for column in columns]
+
+
+# Micro-batches and gradients
 
 
 def micro_batch_numbers(ranks, accumulate):
@@ -266,6 +281,9 @@ def no_sync_until(network, ranks, last):
     return network.no_sync() if synced and not last else contextlib.nullcontext()
 
 
+# Batches and models on a device
+
+
 def prefetch(items, device):
     """Yield the items of an iterator. A thread makes the next item while the caller uses this one.
 
@@ -311,6 +329,9 @@ def to_host(tensors):
     return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
 
 
+# Random numbers
+
+
 def seed_of(*key):
     """A 63-bit seed that depends on every part of key (numbers and strings)."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
@@ -329,6 +350,8 @@ def seed_everything(*key):
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
 
+
+# Estimates and measurements of cost
 
 CARDS = {"A100": 312e12, "H100": 989e12}  # FLOP/s of dense bfloat16 products, from the data sheets
 UTILIZATION = 0.35  # fraction of a card's peak that a usual training run reaches
@@ -405,10 +428,17 @@ def peak_memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-GRACE = 10  # seconds after SIGTERM in which a loop may save
+# SIGTERM
+#
+# A cluster sends it before it kills a job. The handler sets a flag. A training loop checks the flag
+# after each step: it saves and raises Stop. Other work, such as making a corpus or an evaluation,
+# checks nothing. So the handler also sets an alarm, which raises Stop wherever the program is then.
+# A loop that has seen the flag in time turns the alarm off.
+
+GRACE = 10  # seconds from SIGTERM to the alarm; more for a loop whose steps take longer
 _step_seconds = 0.0  # of a loop's last step
-_stop_requested = False
-_saving = False
+_stop_requested = False  # the flag
+_saving = False  # a checkpoint is being written: the alarm waits
 
 
 def _note_sigterm(signum, frame):
@@ -419,8 +449,7 @@ def _note_sigterm(signum, frame):
 
 
 def _stop_here(signum, frame):
-    """Raise Stop wherever the program is, since no loop has checked the flag. The run will continue
-    from its last checkpoint."""
+    """The alarm. The run will continue from its last checkpoint."""
     if not _saving:
         raise Stop
     signal.setitimer(signal.ITIMER_REAL, 1)
@@ -428,7 +457,7 @@ def _stop_here(signum, frame):
 
 @contextlib.contextmanager
 def uninterrupted():
-    """A context in which SIGTERM does not raise Stop, but only after it."""
+    """A context in which the alarm does not raise Stop, but only after it."""
     global _saving
     _saving = True
     try:
@@ -449,7 +478,7 @@ def agree(ranks, *flags):
     if ranks.size > 1:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
     if flags[0]:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop ends by itself, when it has saved
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop ends by itself when it has saved
     return flags.bool().tolist()
 
 
@@ -459,13 +488,15 @@ def stopping(ranks):
     return agree(ranks)[0]
 
 
-class Pace:
-    """When a loop logs, saves and stops: a call with the number of steps that are done returns
-    (stop, save, log), the same on every rank.
+# When a loop saves, logs and stops
 
-    It saves each `save_every` steps, counted back from the last one, after SIGTERM and every
-    `save_minutes`; it logs twenty times or more, at least each 100 steps and each minute, and
-    whenever it saves. The clock is rank 0's.
+
+class Pace:
+    """pace(number of steps that are done) is (stop, save, log), the same on every rank.
+
+    stop: after SIGTERM. save: each `save_every` steps, counted back from the last one, every
+    `save_minutes`, and to stop. log: at least twenty times, each 100 steps and each minute, and
+    with a save. The clock is rank 0's. pace() without a number knows only SIGTERM and the clock.
     """
 
     def __init__(self, ranks, save_minutes=0, steps=0, save_every=0):
@@ -477,7 +508,7 @@ class Pace:
         self.saved = self.logged = self.called = time.monotonic()
 
     def planned(self, done):
-        """Whether it saves after this step in any case."""
+        """Whether save_every asks for a save after this step."""
         return (self.steps - done) % self.save_every == 0
 
     def __call__(self, done=None):
@@ -515,7 +546,7 @@ class Means:
     def add(self, numbers, tokens):
         """numbers: {name: tensor ()} of one step. tokens: how many this process trained on."""
         for name, value in numbers.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            self.sums[name] = self.sums.get(name, 0) + value
         self.steps += 1
         self.tokens += tokens
 
@@ -537,6 +568,9 @@ def set_rate(optimizer, rate):
     """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+# What is printed
 
 
 def print0(ranks, *words):

@@ -57,7 +57,7 @@ def parse_tasks(text, recipes, groups=()):
     known |= groups
     by_word = {word.lower(): names for word, names in known.items()}
     names = []
-    for word in text.split(",") or [text]:
+    for word in text.split(","):
         path = word.strip()
         if path and path.lower() not in by_word and Path(path).is_dir():
             names.append(own_name(path, recipes))
@@ -70,11 +70,16 @@ def parse_tasks(text, recipes, groups=()):
                                 f"{', '.join(known)}, or name a folder with train and dev files "
                                 "of your own")
             names += by_word[each]
-    folders = {name: name.path for name in names if isinstance(name, folder_task.FolderName)}
-    for name in names:
-        if getattr(name, "path", None) != folders.get(name):
-            raise UserError(f"{name.path}: {folders[name]} has the same name; rename one of them")
+    refuse_equal_names([name for name in names if isinstance(name, folder_task.FolderName)])
     return list(dict.fromkeys(names))
+
+
+def refuse_equal_names(folders):
+    """UserError where two folders with tasks of one's own have one name."""
+    paths = {name: name.path for name in folders}
+    for name in folders:
+        if name.path != paths[name]:
+            raise UserError(f"{name.path}: {paths[name]} has the same name; rename one of them")
 
 
 def data_flags(names):
