@@ -52,7 +52,7 @@ class Config:
     """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
     override presets, and presets override defaults. The defaults are the preset base; the command
     line starts from the preset demo."""
-    preset: str = "base"  # demo | base | large | xlarge | xxlarge | bert-base, -large
+    preset: str = "base"  # demo | base | large | xlarge | xxlarge | bert-base | bert-large
     out: str = ""  # run folder; default runs/albert-ACTION-PRESET
     restart: bool = False  # delete the run in the run folder and start again
     seed: int = 0  # of all random numbers
@@ -136,7 +136,7 @@ MASKED = 0.15
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
 SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 HEAD_DROPOUT = 0.1  # before a task's head, Table 14
-FIRST_TOKENS = 200_000  # largest number of sequences that the first-token baseline learns from
+FIRST_TOKENS = 200_000  # most sequences from which the first-token baseline learns
 EVALUATED = 64  # sequences of a batch in an evaluation
 
 
@@ -256,7 +256,7 @@ class Encoder(nn.Module):
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # D9: there is no mapping E x H (Sec. 3.1) where E = H; so the 31M of Table 3 and the
+        # D9: there is no mapping E x H (Sec. 3.1) where E = H. This matches Table 3's 31M and the
         # official code. Folders of Hugging Face have one
         mapped = cfg.mapped or E != cfg.hidden
         self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
@@ -621,12 +621,11 @@ def masked_count(length):
 
 
 def mask_tokens(ids, tokenizer, generator):
-    """N-gram masking (Sec. 4.1): a chosen token becomes [MASK] with probability 80%, a random token
-    with 10%, and stays with 10%.
+    """N-gram masking (Sec. 4.1). As in BERT, a chosen token becomes [MASK] with probability 80%, a
+    random token with 10%, and stays with 10%.
 
-    ids: (B, T). Returns the changed ids, the masked positions and the original
-    tokens there as labels, both (B, M). A sequence with fewer masked tokens has labels of -100 in
-    the rest. """
+    ids: (B, T). Returns the changed ids, the masked positions and the original tokens there as
+    labels, both (B, M). A sequence with fewer masked tokens has labels of -100 in the rest. """
     B = len(ids)
     M = masked_count(ids.shape[1])
     budget = MASKED * (ids != tokenizer.pad_id).sum(1)  # (B,)
@@ -674,6 +673,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     # 100,000 characters (data/text.py)
     from data.inputs import (
         find_inputs, open_corpus, open_tokenizer, pick, print_after_training, print_near_baseline)
+    from data.order_baseline import first_token_baseline
     from data.race import RaceTask
 
 
@@ -831,6 +831,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
+    # totals[1] is all sequences / processes, so the mean over the processes is a fraction of all
     ordered = sum((batch["order_labels"] != -100).sum() for batch in batches) / totals[1]
     return {"mlm_loss": losses[0], "order_loss": losses[1], "ordered": ordered, "norm": norm}
 
@@ -894,67 +895,6 @@ def train_language_model(model, data, cfg, run):
         print_device_use(ranks, values["tokens_per_second"], flops(cfg) / cfg.length)
 
 
-def first_tokens(corpus, cfg, size):
-    """The tokens that begin a first segment, a second one (n,) (n,), and one from another document
-    (m,), in the first `size` sequences of a corpus."""
-    columns = []
-    for number in range(0, size, 8192):
-        segments = corpus.sentence_runs(
-            number, min(8192, size - number), cfg.length - 3, 0, SHORT)
-        pair = segments.length_b > 0
-        foreign = segments.length_other > 0
-        columns.append((
-            segments.segment_a[pair, 0], segments.segment_b[pair, 0], segments.other[foreign, 0]))
-    return [torch.cat(column) for column in zip(*columns)]
-
-
-def logistic_regression(margins, labels, size):
-    """Weights (size,) of the margin of an example, margins(weights) (n,), for labels (n,) of 0 and
-    1; with the penalty |w|^2 / 2 on the summed loss."""
-    weights = torch.zeros(size, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
-
-    def closure():
-        optimizer.zero_grad()
-        loss = F.binary_cross_entropy_with_logits(margins(weights), labels, reduction="sum")
-        loss = (loss + weights.square().sum() / 2) / len(labels)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return weights.detach()
-
-
-def first_token_baseline(data, cfg):
-    """{"nsp_accuracy", "sop_accuracy"} on the held-out segments of an evaluation for a classifier
-    that sees only the first token of each segment. A model knows the order only where it scores
-    higher.
-
-    It is logistic regression on as many sequences as the model is trained on, at most
-    FIRST_TOKENS. A tie counts one half.
-    """
-    a, b, foreign = first_tokens(data.train, cfg, min(cfg.steps * cfg.batch, FIRST_TOKENS))
-    evaluated = math.ceil(cfg.dev_examples / EVALUATED) * EVALUATED
-    dev_a, dev_b, dev_foreign = first_tokens(data.dev, cfg, evaluated)
-    result = {}
-    if len(a) and len(dev_a):
-        order = logistic_regression(lambda w: w[a] - w[b], torch.ones(len(a)), cfg.vocab_size)
-        result["sop_accuracy"] = accuracy_of(order[dev_a] - order[dev_b])
-    if len(foreign) and len(dev_foreign):
-        tokens = torch.cat([b, foreign])
-        labels = torch.cat([torch.ones(len(b)), torch.zeros(len(foreign))])
-        # the last weight is the bias
-        follows = logistic_regression(lambda w: w[tokens] + w[-1], labels, cfg.vocab_size + 1)
-        margins = torch.cat([follows[dev_b] + follows[-1], -follows[dev_foreign] - follows[-1]])
-        result["nsp_accuracy"] = accuracy_of(margins)
-    return result
-
-
-def accuracy_of(margins):
-    """The fraction of positive margins; 0 counts one half."""
-    return (1 + margins.sign().mean().item()) / 2
-
-
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks):
     """The intrinsic tasks of Table 5: {"mlm_loss" in nats, "mlm_accuracy", "mlm_labels" (their
@@ -1000,8 +940,8 @@ def pretrain(cfg, command):
         inputs = find_inputs(
             ranks, command.action, {"corpus": cfg.corpus}, pick(cfg, MODELS))
         run = RunFolder(cfg, command, ranks, reads=inputs.files)
+        cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            cfg = dataclasses.replace(cfg, **inputs.flags)
             data = open_corpus(
                 ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
                 held_out=cfg.held_out, init=cfg.init, given=command.given)
@@ -1009,16 +949,20 @@ def pretrain(cfg, command):
             before = (source.trained or cfg.positions) if source else 0
             run.save_settings(cfg, trained=max(before, cfg.length))
             run.finish(pretrain_language_model(source, data, cfg, run))
-        result = run.finished()
-        print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
-        for name, baseline in result["baselines"].items():
-            task = name.removesuffix("_accuracy")
-            kind = "majority" if task == "mlm" else "first-token"
-            if result[name] is not None:
-                print0(ranks, f"{task} accuracy {result[name]:.1%} of {result[f'{task}_labels']} "
-                              f"({kind} baseline {baseline:.1%})")
-        print_near_baseline(ranks, result, result["baselines"])
+        print_scores(ranks, run.finished())
         print_after_training(run, cfg, "checkpoint.pt")
+
+
+def print_scores(ranks, result):
+    """Print what pretrain_language_model returns."""
+    print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
+    for name, baseline in result["baselines"].items():
+        task = name.removesuffix("_accuracy")
+        kind = "majority" if task == "mlm" else "first-token"
+        if result[name] is not None:
+            print0(ranks, f"{task} accuracy {result[name]:.1%} of {result[f'{task}_labels']} "
+                          f"({kind} baseline {baseline:.1%})")
+    print_near_baseline(ranks, result, result["baselines"])
 
 
 def pretrain_language_model(source, data, cfg, run):
@@ -1037,7 +981,10 @@ def pretrain_language_model(source, data, cfg, run):
     result = evaluate_language_model(model, data, cfg, run.ranks)
     baselines = {"mlm_accuracy": data.dev.commonest()}
     if cfg.objective != "none":
-        baselines |= first_token_baseline(data, cfg)
+        trained = min(cfg.steps * cfg.batch, FIRST_TOKENS)
+        evaluated = math.ceil(cfg.dev_examples / EVALUATED) * EVALUATED
+        baselines |= first_token_baseline(
+            data.train, data.dev, trained, evaluated, cfg.length - 3, SHORT, cfg.vocab_size)
     return {**result, "baselines": baselines}
 
 
@@ -1109,15 +1056,20 @@ def resolve(cfg, command, ranks, source):
         check_shape(cfg)
     except ValueError as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
+    check_length(cfg, command)
+    return cfg
+
+
+def check_length(cfg, command):
+    """UserError if inputs are longer than the model's positions."""
     flag = "length" if command.action in ("pretrain", "describe") else "finetune_length"
     longest = getattr(cfg, flag) or 0
     if longest > cfg.positions:
         fix = f"choose a --{flag} of at most {cfg.positions}"
-        if not source:
+        if not cfg.init:
             fix += f", or --positions {longest}"
         raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
                         f"{fix}")
-    return cfg
 
 
 def resolve_data(cfg, source, tokenizer):
@@ -1150,8 +1102,8 @@ def start_from(model, source, task=""):
 
 @torch.no_grad()
 def extend_positions(model, trained, length):
-    """Give the positions from `trained` on copies of the rows of those that were trained (None:
-    all); returns a line on it, "" where there are none."""
+    """Copy the rows of the first `trained` positions (None: all) to those that follow, up to
+    `length`; returns a line about it, "" where none follow."""
     # D26: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
     # untrained ones hold up the training in longer sequences
     # D28: --init with another --length trains in stages, such as short sequences first; the paper
@@ -1277,6 +1229,15 @@ def answer(cfg, command):
         print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
 
+def check_ensemble(cfg, command, name):
+    """UserError if a run of --ensemble has no predictions for a task, or if --init is given too."""
+    if cfg.init:
+        raise UserError("--ensemble trains nothing; leave --init out")
+    for path in cfg.ensemble:
+        existing(f"{path}/{name}/predictions.pt",
+                 f"--ensemble takes runs of --finetune {command.value}")
+
+
 def ensemble_job(task, cfg, folder):
     """The mean prediction of the runs of --ensemble for a task (Sec. 4.9)."""
     # D16: the user names the members of an ensemble; the paper chooses them by dev scores (Sec.
@@ -1327,23 +1288,18 @@ def finetune(cfg, command):
     MRPC (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         names = parse_tasks(command.value, TABLE14)
-        if cfg.ensemble and cfg.init:
-            raise UserError("--ensemble trains nothing; leave --init out")
-        for path in cfg.ensemble:
-            existing(Path(f"{path}/{names[0]}/predictions.pt"),
-                     f"--ensemble takes runs of --finetune {command.value}")
         if cfg.ensemble:
-            tokenizer = f"{cfg.ensemble[0]}/{names[0]}"
-            cfg = dataclasses.replace(cfg, tokenizer=tokenizer)
+            check_ensemble(cfg, command, names[0])
+            cfg = dataclasses.replace(cfg, tokenizer=f"{cfg.ensemble[0]}/{names[0]}")
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         inputs = find_inputs(
             ranks, command.action, pick(cfg, data_flags(names)), pick(cfg, MODELS), names)
         identity = {"tasks": names, **dataclasses.asdict(cfg)}
         run = RunFolder(cfg, command, ranks, identity, inputs.files, writes=(*TABLE14, *names))
+        cfg = dataclasses.replace(cfg, **inputs.flags)
         print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
         if not run.finished():
-            cfg = dataclasses.replace(cfg, **inputs.flags)
             tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
             on_main(ranks, tokenizer.save, run.folder)
             cfg = resolve_data(cfg, source, tokenizer)

@@ -21,6 +21,7 @@ from common.tokenization import load_tokenizer
 from data import hf_models
 from data.corpus import Corpus
 from data.inputs import Data
+from data.order_baseline import first_token_baseline
 from data.text import train_sentencepiece
 from small_runs import ALONE, FakeTokenizer, write
 from tests.claims import albert as claims
@@ -532,9 +533,8 @@ def test_the_first_token_baseline_learns_which_token_begins_which_segment():
             other=begins, length_other=0 * full)
 
     corpus = SimpleNamespace(sentence_runs=sentence_runs)
-    data = Data(ALONE.device, train=corpus, dev=corpus)
-    cfg = tiny(steps=100, batch=16, dev_examples=64)
-    assert albert.first_token_baseline(data, cfg) == {"sop_accuracy": 0.75}
+    result = first_token_baseline(corpus, corpus, 1600, 64, 61, 0.1, 60)
+    assert result == {"sop_accuracy": 0.75}
 
 
 def test_a_folder_without_model_type_and_in_parts_is_read(ready, tmp_path):
