@@ -50,11 +50,7 @@ OWN_EPOCHS = 3  # passes over a task of one's own, BERT's
 def parse_tasks(text, recipes, groups=()):
     """The tasks that "CoLA,squad1.1" names, in that order. "glue", "squad" and `groups` ({word:
     names}) stand for several. Raises UserError for an unknown name."""
-    known = {name: [name] for name in recipes}
-    known["glue"] = [name for name in recipes if name in glue.TASKS]
-    if squads := [name for name in recipes if name.startswith("SQuAD")]:
-        known["squad"] = squads
-    known |= groups
+    known = task_words(recipes, groups)
     by_word = {word.lower(): names for word, names in known.items()}
     names = []
     for word in text.split(","):
@@ -72,6 +68,15 @@ def parse_tasks(text, recipes, groups=()):
             names += by_word[each]
     refuse_equal_names([name for name in names if isinstance(name, folder_task.FolderName)])
     return list(dict.fromkeys(names))
+
+
+def task_words(recipes, groups):
+    """{word: the names of the tasks that it stands for}."""
+    words = {name: [name] for name in recipes}
+    words["glue"] = [name for name in recipes if name in glue.TASKS]
+    if squads := [name for name in recipes if name in SQUADS]:
+        words["squad"] = squads
+    return words | dict(groups)
 
 
 def refuse_equal_names(folders):
