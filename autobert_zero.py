@@ -50,8 +50,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Every setting. Its comment is the help text and ends in the range. Flags override presets;
-    presets override defaults."""
+    """Every setting. The comment of a setting is its help text, which ends in its range. Flags
+    override presets; presets override defaults."""
     preset: str = "demo"  # demo (minutes on two cores) | small | base | large (Table 6)
     out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
     restart: bool = False  # begin again in the run folder
@@ -87,7 +87,7 @@ class Config:
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # fraction of the steps, App. D.1 [0, 1]
     short: float = 0.0  # fraction of the steps, at the start, with --length / 4 (D39) [0, 1]
-    weight_decay: float = 0.01  # AdamW's, in fine-tuning too (App. D.1)
+    weight_decay: float = 0.01  # AdamW's; BERT's in pre-training, App. D.1's in fine-tuning
     accumulate: int = 1  # micro-batches in a step; default: raised to fit the processes [>= 1]
     compile: bool = False  # torch.compile, in pre-training
     recompute: bool = False  # activation checkpointing: half the memory, a third more time
@@ -113,8 +113,8 @@ class Config:
     alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1; weak below 0.1 (D9) [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # best candidates trained again, alone (D37); 0: none, as in the paper
-    finalist_times: int = 1  # --steps and --train_examples of a finalist, in a candidate's [>= 1]
-    warm_times: int = 0  # steps of the warm start, in a candidate's --steps (D40); 0, --init: none
+    finalist_times: int = 1  # steps and examples of a finalist: so many times a candidate's [>= 1]
+    warm_times: int = 0  # steps of the warm start: so many times --steps (D40); 0 or --init: none
 
 
 PRESETS = {
@@ -177,7 +177,7 @@ PRESETS = {
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
 MASK_RATE = 0.15  # of the tokens, as in BERT
-# D29: an attention has at most 12 operations; the paper sets no limit, Figure 7's have 11
+# D29: an attention has at most 12 operations; the paper sets no limit, Figure 7's longest has 11
 MAX_PATH = 12
 SHARPNESS = 4  # of the priorities (D9)
 
@@ -197,7 +197,7 @@ OPS = UNARY + BINARY
 
 
 def infer(op, *shapes):
-    """Shape of the result of `op` on operands of these shapes; None if it is illegal on them."""
+    """The shape of an operation's result; None where it is illegal on operands of these shapes."""
     if None in shapes:
         return None
     first = shapes[0]
@@ -209,18 +209,18 @@ def infer(op, *shapes):
     if op == "add":
         return first if first == second else None
     if op == "matmul":
-        second = second[::-1]
+        return first[0] + second[1] if first[1] == second[0] else None
     # D4: cosine and euclidean compare rows with rows, n x d and m x d -> n x m, so they can score
     return first[0] + second[0] if first[1] == second[1] else None
 
 
 def path_of(expression):
-    """{operation: shape} of the distinct operations of an expression, in order of evaluation. The
-    shape is None where an operation is illegal."""
+    """{operation: shape} of the distinct operations of an expression, in order of evaluation. An
+    illegal operation has the shape None."""
     path = {}
 
     def visit(part):
-        """The shape of an input or an operation."""
+        """The shape of an input or of an operation, whose operands come first in the path."""
         if part in INPUTS:
             return "nd"
         if part not in path:
@@ -239,14 +239,15 @@ def used_inputs(expression):
 
 
 def canonical(expression):
-    """The form in which expressions are compared: the operands of each `add` are sorted by their
-    number of operations, then by the operations, then by their inputs."""
+    """The form in which expressions are compared. It sorts the operands of each `add` by the number
+    of their operations, then by the names of the operations, then by the inputs."""
     if expression in INPUTS:
         return expression
     op, *operands = expression
     operands = [canonical(operand) for operand in operands]
 
     def order(operand):
+        # in the text of an expression, operations are in lower case and inputs in upper case
         operations = re.findall("[a-z]+", repr(operand))
         inputs = [INPUTS.index(name) for name in re.findall("[A-Z]", repr(operand))]
         return len(operations), operations, inputs
@@ -274,7 +275,8 @@ def why_illegal(expression):
 
 def searchable(expression):
     """Whether a search may propose an attention."""
-    # D22: a searched attention mixes tokens; the paper does not ask for it
+    # D22: a searched attention mixes tokens; the paper does not ask for it. A product does, and a
+    # softmax over tokens
     mixes = any(op in PRODUCTS or (op, shape) == ("softmax", "dn")
                 for (op, *_), shape in path_of(expression).items())
     return mixes and not why_illegal(expression)
@@ -290,7 +292,7 @@ TEXT = {
 
 
 def count_reads(expression):
-    """{input or operation: number of operands that it is}."""
+    """{input or operation: how many operands it is}."""
     return collections.Counter(
         operand for _, *operands in path_of(expression) for operand in operands)
 
@@ -298,7 +300,7 @@ def count_reads(expression):
 def formula(expression):
     """The text form of an expression."""
     reads = count_reads(expression)
-    names = iter("abcdefghijklmnorstuvwxyz")
+    names = iter("abcdefghijklmnopqrstuvwxyz")
     statements = []
     texts = dict(zip(INPUTS, INPUTS))
     for part in path_of(expression):
@@ -309,45 +311,44 @@ def formula(expression):
             statements.append(f"{name} = {text}")
             text = name
         texts[part] = text
-    tree = ast.parse("; ".join([*statements, text]))  # removes needless parentheses
-    return ast.unparse(tree).replace("\n", "; ")
+    tree = ast.parse("; ".join([*statements, text]))
+    return ast.unparse(tree).replace("\n", "; ")  # without needless parentheses
+
+
+def read_tree(tree, names):
+    """The expression of a Python syntax tree. names: {name: expression}. Raises OverflowError where
+    it is too long, ValueError and KeyError where it is no formula."""
+    match tree:
+        case ast.Name(name):
+            return names[name]
+        case ast.BinOp(left, ast.Add(), right):
+            parts = "add", left, right
+        case ast.BinOp(left, ast.MatMult(), right):
+            parts = "matmul", left, right
+        case ast.Attribute(value, "T"):
+            parts = "transpose", value
+        case ast.Call(ast.Name(name), values, []):
+            parts = {"cos": "cosine", "dist": "euclidean"}.get(name, name), *values
+        case _:
+            raise ValueError
+    op, *operands = parts
+    if op not in OPS or len(operands) != (1 if op in UNARY else 2):
+        raise ValueError
+    expression = op, *[read_tree(operand, names) for operand in operands]
+    if len(path_of(expression)) > MAX_PATH:  # at once: "a = b + b; c = a + a; ..." doubles it
+        raise OverflowError
+    return expression
 
 
 def parse_formula(text):
     """The canonical expression of a formula. Raises ValueError with the reason."""
     names = dict(zip(INPUTS, INPUTS))
-    functions = {"cos": "cosine", "dist": "euclidean"}
-    operations = set()
-
-    def read(tree):
-        """The expression of a syntax tree."""
-        match tree:
-            case ast.Name(name):
-                return names[name]
-            case ast.BinOp(left, ast.Add(), right):
-                expression = "add", read(left), read(right)
-            case ast.BinOp(left, ast.MatMult(), right):
-                expression = "matmul", read(left), read(right)
-            case ast.Attribute(value, "T"):
-                expression = "transpose", read(value)
-            case ast.Call(ast.Name(name), values, []):
-                op = functions.get(name, name)
-                if op not in OPS or len(values) != (1 if op in UNARY else 2):
-                    raise ValueError
-                expression = op, *map(read, values)
-            case _:
-                raise ValueError
-        operations.add(expression)
-        if len(operations) > MAX_PATH:  # before anything walks through it: each may double it
-            raise OverflowError
-        return expression
-
     shown = repr(text if len(text) < 200 else text[:200] + "...")
     try:
         *assignments, output = ast.parse(text.strip()).body
         for statement in assignments:
-            names[statement.targets[0].id] = read(statement.value)
-        expression = canonical(read(output.value))
+            names[statement.targets[0].id] = read_tree(statement.value, names)
+        expression = canonical(read_tree(output.value, names))
     except (OverflowError, RecursionError, MemoryError):
         raise ValueError(f"{shown}: more than {MAX_PATH} operations") from None
     except (SyntaxError, AttributeError, KeyError, ValueError):
@@ -361,15 +362,16 @@ def parse_formula(text):
 def simplify(expression):
     """An equal expression with fewer minus signs: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
 
-    A minus sign moves through operations that are linear or odd, and a cosine does not depend on
-    the scale of its operands. It is for people to read; a search keeps the formulas that it drew.
+    A minus sign moves out of operations that are linear or odd, and a cosine does not depend on the
+    scale of its operands. For people to read: a search keeps the formulas that it drew.
     """
 
     def simple(expression):
         if expression in INPUTS:
             return expression
         op, *operands = expression
-        match op, *map(simple, operands):
+        expression = op, *map(simple, operands)
+        match expression:
             case ("neg", ("neg", x)) | ("transpose", ("transpose", x)):
                 return x
             case ("transpose" | "scale" | "softsign", ("neg", x)):
@@ -378,8 +380,7 @@ def simplify(expression):
                 return simple(("neg", (op, x, y)))
             case ("cosine", ("scale", x), y) | ("cosine", x, ("scale", y)):
                 return simple(("cosine", x, y))
-            case other:
-                return other
+        return expression
 
     shorter = canonical(simple(expression))
     return min(expression, shorter, key=lambda each: len(path_of(each)))
@@ -421,8 +422,8 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 
 
 def stretch(arch, layers):
-    """An architecture of pairs of layers at another depth, by evenly spaced pairs: twice as many
-    layers repeat each pair after itself (App. D.2, large). Odd: the last layer is dropped."""
+    """An architecture of pairs of layers at another depth: evenly spaced pairs of it. Twice the
+    depth repeats each pair after itself (App. D.2, large). An odd depth drops the last layer."""
     # D14: the choice of layers is ours at depths other than 12 and 24
     last = len(arch) // 2 - 1
     pairs = (layers + 1) // 2
@@ -434,13 +435,14 @@ def read_arch(name, layers):
     """The architecture of --arch and --layers. Raises ValueError with the reason."""
     if name.endswith(".json"):
         try:
-            name = json.loads(Path(name).read_text(encoding="utf-8"))["arch"] + ""
+            name = json.loads(Path(name).read_text(encoding="utf-8"))["arch"]
+            name += ""  # TypeError unless it is text
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError("it has no architecture; name a best.json") from None
     named = {"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}
     arch = parse_arch(named.get(name, name))
-    pairs = len(arch) % 2 == 0
-    if name == "autobert-zero" or pairs and layers == 2 * len(arch):
+    doubled = len(arch) % 2 == 0 and layers == 2 * len(arch)
+    if name == "autobert-zero" or doubled:
         arch = stretch(arch, layers)
     if len(arch) != layers:
         raise ValueError(f"it has {len(arch)} layers; set --layers {len(arch)}")
