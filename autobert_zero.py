@@ -459,10 +459,10 @@ def cosine(x, y):
 
 
 def euclidean(x, y):
-    """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m). By a
-    product of matrices, so without a buffer of (B, N, n, m, d); autocast computes it in float32."""
+    """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m). A product
+    of matrices computes it without a buffer of (B, N, n, m, d); autocast keeps it in float32."""
     distances = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
-    return distances.clamp_min(0.001)  # below it is rounding, which a later cosine would enlarge
+    return distances.clamp_min(0.001)  # less is rounding, which a later cosine would enlarge
 
 
 def table_1(head_dim):
@@ -484,8 +484,8 @@ def table_1(head_dim):
 
 
 def fill_padding(x, axis, value, mask):
-    """x (B, N, *, *) with a value at the padding of an axis of tokens, -2 or -1. mask: (B, T), True
-    at real tokens, or None."""
+    """x (B, N, *, *) with a value at the padding. axis: the axis of tokens, -2 or -1. mask: (B, T),
+    True at real tokens, or None."""
     if mask is None:
         return x
     visible = mask[:, None, :, None] if axis == -2 else mask[:, None, None, :]
@@ -493,13 +493,13 @@ def fill_padding(x, axis, value, mask):
 
 
 def hide_padding(op, operands, shapes, mask):
-    """The operands of an operation, changed so that it sums over real tokens alone."""
+    """The operands of an operation, with padding that adds nothing to its sums over tokens."""
     # D5: no sum sees padding; the paper does not mention it
     x = operands[0]
     y = operands[-1]
     if op == "softmax" and shapes[0][1] == "n":
         return [fill_padding(x, -1, -math.inf, mask)]
-    if op in ("cosine", "euclidean") and shapes[0][1] == "n":  # both sum over the last axes
+    if op in ("cosine", "euclidean") and shapes[0][1] == "n":  # they sum over the last axis of both
         return [fill_padding(x, -1, 0.0, mask), fill_padding(y, -1, 0.0, mask)]
     if op == "matmul" and shapes[1][0] == "n":
         return [x, fill_padding(y, -2, 0.0, mask)]  # one side is enough: x is finite
@@ -513,9 +513,9 @@ def run_graph(path, inputs, mask=None, dropout=0.0):
     values = dict(inputs)
     table = table_1(head_dim=next(iter(inputs.values())).shape[-1])
     for operation, shape in path.items():
-        op, *names = operation
-        shapes = [path.get(name, "nd") for name in names]
-        operands = hide_padding(op, [values[name] for name in names], shapes, mask)
+        op, *parts = operation
+        shapes = [path.get(part, "nd") for part in parts]
+        operands = hide_padding(op, [values[part] for part in parts], shapes, mask)
         values[operation] = table[op](*operands)
         # D25: dropout on the n x n softmax alone; the paper does not say where
         if (op, shape) == ("softmax", "nn"):
@@ -524,10 +524,10 @@ def run_graph(path, inputs, mask=None, dropout=0.0):
 
 
 def find_softmax_attention(expression):
-    """(A, X, C) if the expression is softmax(scale(A @ X)) @ C, else None. A and C must be "nd" and
-    X "dn", and no other operation may read the parts.
+    """(A, X, C) if the expression is softmax(scale(A @ X)) @ C, else None.
 
-    It runs as scaled_dot_product_attention, which never stores the n x n weights.
+    It runs as scaled_dot_product_attention, which never stores the n x n weights. A and C must be
+    "nd" and X "dn", and no other operation may read softmax(...), scale(...) or A @ X.
     """
     match expression:
         case ("matmul", ("softmax", ("scale", ("matmul", A, X))), C):
@@ -559,7 +559,7 @@ class AttentionMixer(nn.Module):
         self.dropout = dropout
         self.reads = used_inputs(expression)
         self.fused = find_softmax_attention(expression)
-        self.path = {}
+        self.path = {}  # what run_graph computes: all, or the operands of the fused attention
         for part in self.fused or [expression]:
             self.path |= path_of(part)
         self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P
@@ -588,15 +588,14 @@ BAND_TOKENS = 1024  # longest sequence that runs as a band matrix
 def band_matrix(weights, T):
     """(N, T, T): a product with it convolves T tokens with kernels (N, K).
 
-    For T = 3 and a kernel a b c it is
+    For T = 3 and the kernel a b c it is the middle three columns of
 
-        b c .
-        a b c
-        . a b
+        a | b c 0 | 0
+        0 | a b c | 0
+        0 | 0 a b | c
 
-    These are columns 1 to 3, counted from 0, of a b c 0 0 0 a b c 0 0 0 a b c 0 0 0, read in rows
-    of T + K - 1 = 5: a copy of the kernel with its T zeros is one longer than a row, so each row
-    begins one position further back in its copy."""
+    T copies of the kernel, each followed by T zeros, give these rows when they are read in rows of
+    T + K - 1: a copy with its zeros is one longer than a row."""
     N, K = weights.shape
     copies = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)  # (N, T (K + T))
     rows = copies[:, :T * (T + K - 1)].view(N, T, T + K - 1)
@@ -604,12 +603,12 @@ def band_matrix(weights, T):
 
 
 def light_conv(x, kernel):
-    """Lightweight convolution (Wu et al. 2018) of x (B, T, H): the kernel (N, K) is normalised by a
-    softmax, and each of its rows is shared by the channels of a head."""
+    """Lightweight convolution (Wu et al. 2018) of x (B, T, H). A softmax normalises the kernel (N,
+    K), and the channels of a head share one row of it."""
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
-    if K < BAND_FROM or T > BAND_TOKENS or x.is_meta:  # count() counts the convolution
+    if K < BAND_FROM or T > BAND_TOKENS or x.is_meta:  # on meta: for count()
         weights = weights.repeat_interleave(H // N, dim=0)[:, None]  # (N, K) -> (H, 1, K)
         return F.conv1d(x.transpose(1, 2), weights, padding=K // 2, groups=H).transpose(1, 2)
     heads = x.view(B, T, N, H // N).permute(2, 1, 0, 3)  # (N, T, B, D)
@@ -620,15 +619,15 @@ def light_conv(x, kernel):
 class ConvMixer(nn.Module):
     """Linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)).
 
-    shared: in a search a transform adapts the centre of the shared 65-kernel (Sec. 3.2, BIWS (1)).
-    x (B, T, H), mask (B, T) -> (B, T, H).
+    shared: the kernel is the centre of the super-net's 65-kernel, and a transform adapts it (Sec.
+    3.2, BIWS (1)). x (B, T, H), mask (B, T) -> (B, T, H).
     """
 
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        # D18: kernels start random; with zeros all heads would average alike. The paper does not
-        # say
+        # D18: kernels start random, since with zeros all heads would average alike; the paper does
+        # not say
         self.kernel = nn.Parameter(torch.randn(heads, size))
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
@@ -780,8 +779,11 @@ def distance_flops(x, y, **others):
 
 
 def count(arch, cfg):
-    """Parameters of a LanguageModel by part; "#Params of Att" (Tables 3, 5): the projections that
-    make the mixers' inputs, without W_O; and FLOPs of a forward pass of 128 tokens."""
+    """The parameters of a LanguageModel and the FLOPs of a forward pass of 128 tokens.
+
+    attention_parameters is "#Params of Att" of Tables 3 and 5: the projections that make the inputs
+    of the mixers, without W_O.
+    """
     custom = {torch.ops.aten._euclidean_dist: distance_flops}
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
@@ -810,8 +812,8 @@ def count(arch, cfg):
 
 
 def slot(name, value, arch):
-    """Where the super-net keeps a candidate's weight: (name there, index of the part;
-    `...` is the whole tensor)."""
+    """Where the super-net keeps a candidate's weight: (name there, index of its part there). The
+    index of a whole tensor is `...`."""
     pattern = r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)"
     match = re.fullmatch(pattern, name)
     if not match:
@@ -824,33 +826,33 @@ def slot(name, value, arch):
         return name, (slice(None), slice(first, first + layer))
     reads = used_inputs(layer)
     width = value.shape[0] // len(reads)
-    parts = [torch.arange(width) + width * INPUTS.index(each) for each in reads]
-    return name, torch.cat(parts)
+    rows = [torch.arange(width) + width * INPUTS.index(each) for each in reads]
+    return name, torch.cat(rows)
 
 
 def cut_out(weights, model):
     """{name: weight} that a model takes from a super-net's weights.
 
-    A candidate has transforms of its own. A model that stands alone has none: they are multiplied
-    into its kernels (Sec. 3.2, BIWS (1)).
+    A candidate takes the transforms too (Sec. 3.2, BIWS (1)). A model outside a search has none:
+    its kernels are multiplied by them.
     """
     state = model.state_dict()
     taken = {}
     for name, value in state.items():
         there, part = slot(name, value, model.encoder.arch)
-        if there not in weights:
+        if there not in weights:  # the head of a task
             continue
         taken[name] = weights[there][part]
-        # a kernel without a transform of its own; any other name is not replaced, and is in state
-        transform = name.replace("conv.kernel", "conv.transform")
-        if transform not in state and value.shape[1] < max(KERNELS):
-            taken[name] = taken[name] @ weights[f"{transform}.{value.shape[1]}"]
+        if name.endswith("conv.kernel") and value.shape[1] < max(KERNELS):
+            transform = name.replace("kernel", "transform")
+            if transform not in state:
+                taken[name] = taken[name] @ weights[f"{transform}.{value.shape[1]}"]
     return taken
 
 
 class SuperNet:
     """Bi-branch weight sharing (Sec. 3.2, BIWS). A layer has an attention with four inputs, a
-    convolution of kernel 65 with a matrix for each smaller kernel, and one FFN.
+    convolution with kernel 65 and a transform for each smaller kernel, and one FFN.
 
     It is never run: candidates fetch weights and write them back.
     """
@@ -872,7 +874,9 @@ class SuperNet:
 
     def write_back(self, candidates):
         """Copy the weights of a round: pairs (arch, state_dict), the best score first."""
-        # D10: a weight is written by the best candidate that has it; a mean would be no network
+        # D10: a weight is written by the best candidate that has it, as its pre-training left it; a
+        # mean over candidates would be no network. The paper does not say how, nor whether
+        # fine-tuned weights are meant
         written = {}
         for arch, state in candidates:
             for name, value in state.items():
