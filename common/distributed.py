@@ -496,22 +496,22 @@ class Pace:
 
     stop: after SIGTERM. save: each `save_every` steps, counted back from the last one, every
     `save_minutes`, and to stop. log: at least twenty times, each 100 steps and each minute, and
-    with a save. The clock is rank 0's. pace() without a number knows only SIGTERM and the clock.
+    with a save. The clock is rank 0's. save_at, log_at: other steps than these.
     """
 
-    def __init__(self, ranks, save_minutes=0, steps=0, save_every=0):
+    def __init__(self, ranks, save_minutes, steps, save_every=0, save_at=None, log_at=None):
         self.ranks = ranks
-        self.steps = steps
-        self.save_every = save_every or math.inf
-        self.log_every = max(1, min(100, steps // 20))
+        log_every = max(1, min(100, steps // 20))
+        self.save_at = save_at or range(steps, 0, -(save_every or steps))
+        self.log_at = log_at or range(log_every, steps + 1, log_every)
         self.save_seconds = 60 * save_minutes or math.inf
         self.saved = self.logged = self.called = time.monotonic()
 
     def planned(self, done):
-        """Whether save_every asks for a save after this step."""
-        return (self.steps - done) % self.save_every == 0
+        """Whether there is a save after this step in any case."""
+        return done in self.save_at
 
-    def __call__(self, done=None):
+    def __call__(self, done):
         global _step_seconds
         now = time.monotonic()
         _step_seconds = now - self.called
@@ -523,9 +523,8 @@ class Pace:
             self.saved = now
         if log:
             self.logged = now
-        if done is not None:
-            save = save or stop or self.planned(done)
-            log = log or save or done % self.log_every == 0
+        save = save or stop or self.planned(done)
+        log = log or save or done in self.log_at
         return stop, save, log
 
 

@@ -224,15 +224,15 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     the reason; with evaluate_at also "best", the weights with the best score, and "score".
 
     checkpoint: to resume from. run: the RunFolder whose log gets a line at each evaluation and each
-    minute, under the name `job`. Raises Stop after SIGTERM. The host waits for a GPU only where it
-    logs, evaluates or saves."""
+    minute, and with a save, under the name `job`. Raises Stop after SIGTERM. The host waits for a
+    GPU only where it logs, evaluates or saves."""
     task = tuning.task
     evaluate_at = tuning.evaluate_at
     state = {"step": 0, "score": -math.inf, "best": None, "diverged": None}
     if checkpoint:
         state |= checkpoint.restore()
-    pace = Pace(Ranks(0, 1, device), cfg.save_minutes)
-    log_at = evaluate_at or task.evaluation_steps()
+    pace = Pace(Ranks(0, 1, device), cfg.save_minutes, task.steps, save_at=evaluate_at,
+                log_at=evaluate_at or task.evaluation_steps())
     sent = (send(batch, device) for batch in task.batches(tuning.key[0], state["step"]))
     bar = job_progress(range(state["step"], task.steps), job or task.name)
     for step, batch in zip(bar, prefetch(sent, device)):
@@ -245,9 +245,9 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
         tuning.optimizer.step()
         tuning.optimizer.zero_grad()
         state["step"] = done = step + 1
-        stop, save, due = pace()
+        stop, save, log = pace(done)
         dev = {}
-        if (done in log_at or due or save or stop) and not math.isfinite(norm):
+        if log and not math.isfinite(norm):
             state["diverged"] = f"{task.name}: gradient norm {norm:.4g}, step {done}"
             break
         if done in evaluate_at:
@@ -259,12 +259,12 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
             dev = {"score": score}
             if score > state["score"]:
                 state |= {"score": score, "best": to_host(model.state_dict())}
-        if done in log_at or due:
+        if log:
             loss = float(loss)
             show(bar, loss=loss, **dev)
             if run:
                 run.log("finetune", done, every_rank=True, job=job, loss=loss, lr=rate, dev=dev)
-        if checkpoint and (done in evaluate_at or save or stop):
+        if checkpoint and save:
             checkpoint.save(**state)
         if stop:
             raise Stop
