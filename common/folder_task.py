@@ -81,17 +81,9 @@ def read_table(path):
     path = Path(path)
     text = read_text(existing(path, FIX), FIX).rstrip("\n")
     suspect_separator(path, text.split("\n")[0])
+    lines = [(number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1)]
     if path.suffix == ".csv":
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        lines = []
-        try:
-            for cells in reader:
-                lines.append((reader.line_num, cells))
-        except csv.Error as error:
-            raise UserError(f"{path}:{reader.line_num}: no CSV ({error}); put texts with commas or "
-                            "quotes into quotes, and double the quotes in them") from None
-    else:
-        lines = [(number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1)]
+        lines = csv_lines(path, text)
     if len(lines) < 2:
         raise UserError(f"{path}: no line follows the names of the columns")
     header = [name.strip() for name in lines[0][1]]
@@ -103,6 +95,19 @@ def read_table(path):
             raise UserError(f"{path}:{number}: {len(cells)} columns, and the first line has "
                             f"{len(header)}; {hint}")
     return header, lines[1:]
+
+
+def csv_lines(path, text):
+    """[(line number, cells)] of the text of a .csv file."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    lines = []
+    try:
+        for cells in reader:
+            lines.append((reader.line_num, cells))
+    except csv.Error as error:
+        raise UserError(f"{path}:{reader.line_num}: no CSV ({error}); put texts with commas or "
+                        "quotes into quotes, and double the quotes in them") from None
+    return lines
 
 
 def suspect_separator(path, line):

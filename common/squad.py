@@ -28,6 +28,10 @@ FIX = "point --squad at the folder with the official train and dev JSON files"
 N_BEST = 20  # starts, ends and answers that are kept, as in the official script of BERT
 MAX_ANSWER = 30  # tokens
 THRESHOLD = "threshold.json"  # of "no answer", next to a model of SQuAD 2.0
+# indices in Features of question and paragraph; first token in the paragraph and number of tokens;
+# tokens from own to own_end, counted in the window, belong to this window
+WINDOW = np.dtype([(name, np.int32) for name in (
+    "question", "paragraph", "start", "length", "own", "own_end")])
 # answers: tuple of (text, start in context)
 Question = namedtuple("Question", "id text context answers impossible")
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
@@ -109,7 +113,7 @@ class Features:
     questions: list
     queries: list  # token ids of each question
     contexts: list  # (token ids, start and end of each token in the text) of each paragraph
-    windows: np.ndarray  # (W, 6): question, paragraph, and the four numbers of cut_windows
+    windows: np.ndarray  # (W,) of WINDOW
     targets: np.ndarray | None  # (W, 3): start, end in the input, impossible; None for evaluation
     specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
@@ -120,12 +124,12 @@ class Features:
     @cached_property
     def offsets(self):
         """(W,) position of the window's first paragraph token in its input."""
-        return np.array([len(query) for query in self.queries])[self.windows[:, 0]] + 2
+        return np.array([len(query) for query in self.queries])[self.windows["question"]] + 2
 
     @cached_property
     def lengths(self):
         """(W,) tokens of the input, special ones included."""
-        return self.offsets + self.windows[:, 3] + 1
+        return self.offsets + self.windows["length"] + 1
 
     def batch(self, index, width):
         """B windows: ids, token_type_ids (B, width), lengths (B,), int64; p_mask (B, width) bool,
@@ -133,10 +137,10 @@ class Features:
         stands for "no answer"). With targets also start, end (B,) int64, impossible (B,) float32.
         """
         pairs = [(self.queries[question], self.contexts[paragraph][0][start:start + length])
-                 for question, paragraph, start, length in self.windows[index, :4].tolist()]
+                 for question, paragraph, start, length, _, _ in self.windows[index].tolist()]
         ids, token_type_ids = tasks.join(pairs, self.specials, width)
         positions = np.arange(width) - self.offsets[index, None]
-        p_mask = (positions < 0) | (positions >= self.windows[index, 3, None])
+        p_mask = (positions < 0) | (positions >= self.windows["length"][index, None])
         p_mask[:, 0] = False
         batch = {
             "ids": ids,
@@ -153,12 +157,12 @@ class Features:
 
 
 def window_targets(windows, offset, answer):
-    """(windows, 3): start, end, impossible of one question's windows. answer: the indices of its
-    tokens in the paragraph, none for an unanswerable question."""
+    """(n, 3): start, end, impossible of a question's n windows, as cut_windows makes them. answer:
+    the indices of its tokens in the paragraph, none for an unanswerable question."""
     targets = np.tile([0, 0, 1], (len(windows), 1))
     if len(answer):
-        start = windows[:, 0]
-        inside = (start <= answer[0]) & (answer[-1] < start + windows[:, 1])
+        start, length, _, _ = windows.T
+        inside = (start <= answer[0]) & (answer[-1] < start + length)
         targets[inside, :2] = answer[[0, -1]] + offset - start[inside, None]
         targets[inside, 2] = 0
     return targets
@@ -203,8 +207,9 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
             answer = answer_tokens(question, starts, ends)
             targets.append(window_targets(own, len(query) + 2, answer).astype(np.int32))
     specials = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id)
-    return Features(questions, queries, contexts, np.concatenate(windows),
-                    np.concatenate(targets) if training else None, specials, max_length)
+    windows = np.concatenate(windows).view(WINDOW)[:, 0]
+    targets = np.concatenate(targets) if training else None
+    return Features(questions, queries, contexts, windows, targets, specials, max_length)
 
 
 # Answers
@@ -240,16 +245,17 @@ def rank(features, starts, ends, scores, null, relative=False):
     """
     spans = [[] for _ in features.questions]  # (score, start, end) in characters
     lowest = np.full(len(spans), np.inf)
-    np.minimum.at(lowest, features.windows[:, 0], np.asarray(null, dtype=np.float64))
+    np.minimum.at(lowest, features.windows["question"], np.asarray(null, dtype=np.float64))
     starts = np.asarray(starts) - features.offsets[:, None]
     ends = np.asarray(ends) - features.offsets[:, None]
-    length, own, own_end = features.windows[:, 3:].T[..., None]  # (W, 1)
+    length, own, own_end = (
+        features.windows[name][:, None] for name in ("length", "own", "own_end"))  # (W, 1)
     legal = (own <= starts) & (starts < own_end) & (starts <= ends)
     legal &= ends < np.minimum(length, starts + MAX_ANSWER)
     indices = np.nonzero(legal)
     columns = (indices[0], starts[indices], ends[indices], np.asarray(scores)[indices])
     for window, start, end, score in zip(*map(np.ndarray.tolist, columns)):
-        number, paragraph, first = features.windows[window, :3]
+        number, paragraph, first, *_ = features.windows[window]
         _, char_starts, char_ends = features.contexts[paragraph]
         spans[number].append((score, char_starts[first + int(start)], char_ends[first + int(end)]))
     result = Predictions({}, {}, {})

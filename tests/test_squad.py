@@ -128,7 +128,7 @@ def test_extract_returns_the_best_of_all_spans(tokenizer, questions, monkeypatch
         best = predictions.nbest[question.id]
         assert predictions.texts[question.id] == expected[0]
         assert [entry["text"] for entry in best] == expected[:48]
-        windows = features.windows[:, 0] == number
+        windows = features.windows["question"] == number
         null = (start[windows, 0] + end[windows, 0]).min()
         odds = predictions.null_odds[question.id]
         assert odds == pytest.approx(null - scores[expected[0]], abs=1e-5)
