@@ -466,23 +466,28 @@ for texts in PUBLISHED.values():  # the vanilla cosFormer has the shape of the v
     texts["cosformer"] = texts["transformer"].replace("plain", "linear")
 
 
+def read_text_form(text):
+    """The Arch of a text form. ValueError, KeyError or TypeError for any other text."""
+    values = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        kind = str if name in PARTS else int
+        values[name] = tuple(map(kind, value.split(",")))
+        if kind is int and min(values[name]) < 1:
+            raise ValueError
+        if not FEATURES[name]:
+            (values[name],) = values[name]
+    return Arch(**values)
+
+
 def parse_arch(text, cfg):
     """The architecture of a text form, of a name of PUBLISHED, or of such a name followed by
     -linear or -softmax: the same network with one type of attention (Table 5)."""
     published = PUBLISHED[cfg.task]
     name, _, attn_type = text.partition("-")
     named = name in published and attn_type in ("", "linear", "softmax")
-    values = {}
     try:
-        for word in (published[name] if named else text).split():
-            feature, _, value = word.partition("=")
-            kind = str if feature in PARTS else int
-            values[feature] = tuple(map(kind, value.split(",")))
-            if kind is int and min(values[feature]) < 1:
-                raise ValueError
-            if not FEATURES[feature]:
-                (values[feature],) = values[feature]
-        arch = Arch(**values)
+        arch = read_text_form(published[name] if named else text)
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f"--arch {text[:60]!r} is no architecture; give one of {', '.join(published)}, "
@@ -491,6 +496,12 @@ def parse_arch(text, cfg):
         # D13: "all linear" is all layers of the encoder, "all softmax" every attention; Sec. 4.5
         # does not say.
         arch = retype(arch, attn_type, PARTS if attn_type == "softmax" else PARTS[:1])
+    check_arch(arch, text, cfg)
+    return arch
+
+
+def check_arch(arch, text, cfg):
+    """UserError where an architecture, given as `text`, does not fit the task or itself."""
     if bool(arch.decoder_layers * arch.decoder_hidden) != (cfg.task == "wmt14"):
         task = "wmt14" if arch.decoder_layers else "cifar10"
         raise UserError(f"--arch {text[:60]}: a translator has a decoder, a network for images has "
@@ -500,7 +511,6 @@ def parse_arch(text, cfg):
         if depth and len(values[name]) != getattr(arch, depth):
             raise UserError(f"--arch {text}: {name} needs as many values as {depth} says")
     check_values(values, cfg)
-    return arch
 
 # --- model ----------------
 # A super-net is a model that is called with an architecture: every module slices the
@@ -772,12 +782,19 @@ def make_model(arch, cfg, space=None):
     return model_class(arch, cfg, space)
 
 
-def blank_batch(cfg):
-    """A batch without content: one image, or 30 tokens of source and target."""
+# batch: of one example; units: of --batch (images, or tokens of the longer side) in it; tokens: of
+# the encoder; logits: numbers in its output
+Example = collections.namedtuple("Example", "batch units tokens logits")
+
+
+def blank_example(cfg):
+    """An Example without content: an image, or 30 tokens of source and target."""
     if cfg.task == "cifar10":
-        return {"images": torch.zeros(1, 3, cfg.image, cfg.image)}
+        images = torch.zeros(1, 3, cfg.image, cfg.image)
+        return Example({"images": images}, 1, (cfg.image // cfg.patch) ** 2 + 1, cfg.classes)
     ids = torch.zeros(1, min(30, cfg.length), dtype=torch.long)
-    return {"source": ids, "lengths": torch.tensor([ids.shape[1]]), "target": ids}
+    batch = {"source": ids, "lengths": torch.tensor([ids.shape[1]]), "target": ids}
+    return Example(batch, 30, 30, 30 * cfg.vocab_size)
 
 
 def count_parameters(arch, cfg):
@@ -794,7 +811,7 @@ def model_flops(arch, cfg):
     """2 x multiply-adds of all matrix products for an image, or for 30 source and target tokens."""
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), torch.no_grad(), counter:
-        make_model(arch, cfg)(blank_batch(cfg))
+        make_model(arch, cfg)(blank_example(cfg).batch)
     return counter.get_total_flops()
 
 # --- supernet -------------
@@ -1066,29 +1083,31 @@ def latency_text(value, cfg, device=None):
     return f"{value:.4g} ms ({name})"
 
 
+def run_once(model, batch, cfg):
+    """What a latency is of: one image, or, as HAT measures it, a sentence of 30 source tokens and
+    as many steps of the decoder with cache and beam."""
+    if cfg.task == "cifar10":
+        return model(batch)
+    encoded = model.encode(batch["source"], batch["lengths"])
+    caches = [[] for _ in model.decoder_layers]
+    tokens = batch["target"][:, :1].expand(cfg.beam, 1)
+    for step in range(batch["source"].shape[1]):
+        model.decode(tokens, encoded, None, caches, step)
+
+
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """Milliseconds of an image, or of a sentence of 30 source tokens and 30 steps of the decoder
-    with cache and beam, as HAT measures them: the mean without the fastest and slowest tenth (D8).
-    With --cost flops GFLOPs."""
+    """Milliseconds of run_once: the mean without the fastest and slowest tenth (D8). With --cost
+    flops GFLOPs."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
     with torch.device(device):
         model = cast(make_model(arch, cfg), cfg, device)
-        batch = blank_batch(cfg)
-        tokens = torch.zeros(cfg.beam, 1, dtype=torch.long)
-
-    def translate(batch):
-        encoded = model.encode(batch["source"], batch["lengths"])
-        caches = [[] for _ in model.decoder_layers]
-        for step in range(batch["source"].shape[1]):
-            model.decode(tokens, encoded, None, caches, step)
-
-    call = model if cfg.task == "cifar10" else translate
+        batch = blank_example(cfg).batch
     times = []
     for _ in range(UNTIMED + cfg.latency_runs):
         began = time.perf_counter()
-        call(batch)
+        run_once(model, batch, cfg)
         if device.type != "cpu":
             torch.get_device_module(device).synchronize()
         times.append(1000 * (time.perf_counter() - began))
@@ -1101,38 +1120,19 @@ def append(path, text):
         file.write(text)
 
 
-def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math.inf,
-                  enough=math.inf):
-    """The history lines of these architectures, in order, up to the one with which `enough` keep
-    the latency limit. Missing lines are measured and added to history.jsonl.
-
-    Latency is measured first; loss and score of an architecture over the limit are None. The
-    processes share the losses and, on GPUs, the latencies. On a CPU they would slow each other
-    down: there the first process measures all latencies.
-    """
-    # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
-    # separately, the released code on 2,000 sub-nets each.
+def measure_archs(archs, round_name, supernet, data, cfg, run, limit=math.inf, enough=math.inf):
+    """The history lines of these architectures, in order, until `enough` of them keep the latency
+    limit. Missing lines are measured and added to history.jsonl."""
+    ranks = run.ranks
     path = run.folder / "history.jsonl"
     history = on_main(ranks, read_jsonl, path)
     on_main(ranks, write_atomic, path, jsonl(history))  # without a line that a kill tore off
     lines = [line for line in history if line["round"] == round_name]
     bar = progress(ranks, len(archs), f"measuring {round_name}s", len(lines))
-    timing = ranks.size if ranks.device.type == "cuda" else 1  # processes that measure latencies
-
-    def share(function, archs, size):
-        """{architecture: function(architecture)}, computed by the first `size` processes."""
-        own = archs[ranks.rank::size] if ranks.rank < size else []
-        return collections.ChainMap(*gather(ranks, {arch: function(arch) for arch in own}))
-
-    while True:
-        within = sum(line["scores"]["latency"] <= limit for line in lines)
-        chosen = archs[len(lines):][:min(4 * ranks.size, enough - within)]
-        if not chosen:
-            break
+    while (missing := enough - len(kept(lines, limit))) and len(lines) < len(archs):
+        chosen = archs[len(lines):][:min(4 * ranks.size, missing)]
         began = time.perf_counter()
-        latencies = share(lambda arch: measure_latency(arch, cfg, ranks.device), chosen, timing)
-        fast = [arch for arch in chosen if latencies[arch] <= limit]
-        losses = share(lambda arch: held_out_loss(supernet, data, cfg, arch), fast, ranks.size)
+        losses, latencies = measure(chosen, supernet, data, cfg, ranks, limit)
         seconds = (time.perf_counter() - began) / len(chosen)
         new = [{
             "id": number,
@@ -1151,6 +1151,25 @@ def measure_archs(archs, round_name, supernet, data, cfg, ranks, run, limit=math
             raise Stop
     bar.close()
     return lines
+
+
+def measure(archs, supernet, data, cfg, ranks, limit):
+    """({architecture: loss} of those that keep the latency limit, {architecture: latency}).
+
+    The processes share the losses and, on GPUs, the latencies. On a CPU they would slow each other
+    down: there the first process measures all latencies.
+    """
+    # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
+    # separately, the released code on 2,000 sub-nets each.
+    timing = ranks.size if ranks.device.type == "cuda" else 1  # processes that measure latencies
+    own = archs[ranks.rank::timing] if ranks.rank < timing else []
+    latencies = collections.ChainMap(
+        *gather(ranks, {arch: measure_latency(arch, cfg, ranks.device) for arch in own}))
+    fast = [arch for arch in archs if latencies[arch] <= limit]
+    own = fast[ranks.rank::ranks.size]
+    losses = collections.ChainMap(
+        *gather(ranks, {arch: held_out_loss(supernet, data, cfg, arch) for arch in own}))
+    return losses, latencies
 
 
 def check_limit(space, cfg, device):
@@ -1190,8 +1209,26 @@ def winner(history, limit):
     return max(kept(history, limit), key=lambda line: line["score"])
 
 
+def find_architecture(supernet, space, data, cfg, run):
+    """Sec. 3.2.2, except for the training from scratch. Returns what best.json has."""
+    train_supernet(supernet, space, data, cfg, run)
+    supernet.eval()
+    samples = measure_archs(draw_samples(space, cfg), "sample", supernet, data, cfg, run)
+    ranked, learned = on_main(run.ranks, rank_and_evolve, space, samples, cfg)
+    # The latency ranker errs, and the evolution prefers architectures that it predicts too fast. So
+    # the best-ranked ones are measured, in order, until enough keep the limit.
+    limit = learned["latency_limit"]
+    ranked = ranked[:max(cfg.finalists, cfg.samples // 4)]
+    finalists = measure_archs(
+        ranked, "finalist", supernet, data, cfg, run, limit, cfg.finalists)
+    result = {**winner(samples + finalists, limit), **learned,
+              "finalists": len(finalists), "within": len(kept(finalists, limit))}
+    on_main(run.ranks, write_json, run.folder / "best.json", result)
+    return result
+
+
 def search(cfg, command):
-    """Sec. 3.2.2: train the super-net, measure samples, rank, prune, evolve, measure finalists."""
+    """Train a super-net and search an architecture in it."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -1212,29 +1249,14 @@ def search(cfg, command):
                 raise UserError("--held_out: a search needs examples for its losses")
             if cfg.latency_limit and run.new:
                 on_main(ranks, check_limit, space, cfg, ranks.device)
-            seed_everything(cfg.seed, "weights")
-            supernet = supernet or make_model(widest(space), cfg, space)
-            if source:
-                fit_head(supernet, data, cfg, ranks)
-            print_facts(supernet, data, cfg, ranks)
-            train_supernet(supernet.to(ranks.device), space, data, cfg, run)
-            arguments = (supernet.eval(), data, cfg, ranks, run)
-            samples = measure_archs(draw_samples(space, cfg), "sample", *arguments)
-            ranked, learned = on_main(ranks, rank_and_evolve, space, samples, cfg)
-            # The latency ranker errs, and the evolution prefers architectures that it predicts too
-            # fast. So the best-ranked ones are measured, in order, until enough keep the limit.
-            limit = learned["latency_limit"]
-            ranked = ranked[:max(cfg.finalists, cfg.samples // 4)]
-            finalists = measure_archs(ranked, "finalist", *arguments, limit, cfg.finalists)
-            result = {**winner(samples + finalists, limit), **learned,
-                      "finalists": len(finalists), "within": len(kept(finalists, limit))}
-            on_main(ranks, write_json, run.folder / "best.json", result)
-            run.finish(result)
-        print_summary(run, ranks, cfg)
+            supernet = start_from(supernet, widest(space), data, cfg, ranks, space)
+            run.finish(find_architecture(supernet, space, data, cfg, run))
+        print_summary(run, cfg)
 
 
-def print_summary(run, ranks, cfg):
+def print_summary(run, cfg):
     """Print the result of a search, the quality of the rankers, and the next command."""
+    ranks = run.ranks
     result = run.finished()
     for name, importance in result["importance"].items():
         lost = ", ".join(f"{feature} {value:.3f}" for feature, value in importance.items())
@@ -1747,9 +1769,8 @@ def train_network(model, data, cfg, run):
 
 def print_speed(values, arch, data, cfg, ranks):
     """Print the speed that a dry run measured on a GPU."""
-    examples = 30 if cfg.task == "wmt14" else 1  # of model_flops: tokens or images
     speed = values[f"{data.unit}_per_second"]
-    print_device_use(ranks, speed, model_flops(arch, cfg) / examples)
+    print_device_use(ranks, speed, model_flops(arch, cfg) / blank_example(cfg).units)
 
 
 # settings: of the run; weights: of its model; arch: of its network, as text, "" for a search that
@@ -1864,11 +1885,21 @@ def open_training_data(cfg, ranks, folder):
         **chosen)
 
 
-def fit_head(model, data, cfg, ranks):
-    """A model of --init gets a new head where the images have other classes than it knows."""
-    if cfg.task == "cifar10" and data.classes != read_spec(cfg.init)["classes"]:
+def start_from(model, arch, data, cfg, ranks, space=None):
+    """The model with which a training begins: that of --init, with a new head where the images have
+    other classes than it knows, or for None a new one. Prints its facts."""
+    seed_everything(cfg.seed, "weights")
+    start = f"the weights of {cfg.init}" if model else "from scratch"
+    if model is None:
+        model = make_model(arch, cfg, space)
+    elif cfg.task == "cifar10" and data.classes != read_spec(cfg.init)["classes"]:
         model.head = Linear(model.head.weight.shape[-1], cfg.classes)
         print0(ranks, f"newly initialised: head, since {cfg.init} has other classes")
+    held_out = f"{data.num_held_out:,}" if data.num_held_out else "none, so no held-out loss"
+    parameters = sum(value.numel() for value in model.parameters())
+    print0(ranks, f"{data.facts()}; held out: {held_out} (--held_out)")
+    print0(ranks, f"{start}; {parameters:,} parameters, {cfg.steps} steps")
+    return model.to(ranks.device)
 
 
 def train(cfg, command):
@@ -1886,12 +1917,8 @@ def train(cfg, command):
             data = open_training_data(cfg, ranks, run.folder)
             cfg = dataclasses.replace(cfg, **data.settings)
             run.save_settings(cfg)
-            seed_everything(cfg.seed, "weights")
-            model = model or make_model(arch, cfg)
-            if source:
-                fit_head(model, data, cfg, ranks)
-            print_facts(model, data, cfg, ranks)
-            train_network(model.to(ranks.device), data, cfg, run)
+            model = start_from(model, arch, data, cfg, ranks)
+            train_network(model, data, cfg, run)
             loss = held_out_loss(model.eval(), data, cfg) if data.num_held_out else None
             run.finish({"arch": cfg.arch, "held_out_loss": loss})
         loss = run.finished().get("held_out_loss")
@@ -1912,15 +1939,6 @@ def next_action(run):
         tested = settings["cifar10"] or Path(settings["images"], "test.npz").exists()
         file = Path(settings["images"], "train.npz")
     return ["--evaluate"] if tested else ["--predict", file]
-
-
-def print_facts(model, data, cfg, ranks):
-    """Print the weights, data and size with which a training begins."""
-    start = f"the weights of {cfg.init}" if cfg.init else "from scratch"
-    parameters = sum(value.numel() for value in model.parameters())
-    held_out = f"{data.num_held_out:,}" if data.num_held_out else "none, so no held-out loss"
-    print0(ranks, f"{data.facts()}; held out: {held_out} (--held_out)")
-    print0(ranks, f"{start}; {parameters:,} parameters, {cfg.steps} steps")
 
 
 def evaluate(cfg, command):
@@ -1993,23 +2011,18 @@ def describe(cfg, command):
     parts = count_parameters(arch, cfg)
     total = sum(parts.values())
     flops = model_flops(arch, cfg)
-    if cfg.task == "wmt14":
-        tokens = 30  # of an example
-        examples = cfg.batch / tokens  # of a step
-        logits = tokens * cfg.vocab_size
-    else:
-        tokens = (cfg.image // cfg.patch) ** 2 + 1
-        examples = cfg.batch
-        logits = cfg.classes
+    example = blank_example(cfg)
+    tokens = example.tokens
     activations = [layer_activations(tokens, arch.hidden, ffn) for ffn in arch.ffn]
     activations += [layer_activations(tokens, arch.decoder_hidden, ffn) for ffn in arch.decoder_ffn]
+    examples = cfg.batch / example.units  # of a step
     print(json.dumps({
         "parameters": total,
         "parts": parts,
         "flops": flops,
         "flops_counting": model_flops.__doc__,
         "arch": cfg.arch,
-        **training_cost(cfg, total, flops, activations, logits, cfg.steps, examples),
+        **training_cost(cfg, total, flops, activations, example.logits, cfg.steps, examples),
     }, indent=2))
 
 
@@ -2031,31 +2044,37 @@ def check_patches(image, patch):
                         "--patch, or an --image to which the images are resampled")
 
 
+def unread(cfg, command):
+    """{flag that this command does not read: the reason}."""
+    action = command.action
+    reasons = {}
+    if cfg.images:
+        reasons["cifar10"] = "--images are given; leave one of them out"
+    if cfg.init:
+        reasons |= dict.fromkeys(("tokenizer", "vocab_size"), "--init has its own; leave it out")
+    if cfg.tokenizer:
+        reasons["vocab_size"] = "--tokenizer has its own; leave it out"
+    if cfg.arch or action in ("train", "evaluate", "predict"):
+        reasons |= dict.fromkeys(
+            SPACE, "the architecture comes from --arch or --init; leave it out")
+    if action == "search":
+        reasons["arch"] = "a search chooses the architecture; leave it out"
+    if action == "predict":
+        reasons |= dict.fromkeys(DATA[cfg.task], "--predict reads its FILE alone; leave it out")
+    if action != "describe":
+        reasons["classes"] = "the images have their own number of classes; leave it out"
+    other = "wmt14" if cfg.task == "cifar10" else "cifar10"
+    return reasons | dict.fromkeys(
+        ONLY[other], f"--task {other} reads it; give that too, or leave it out")
+
+
 def check(cfg, command):
     """UserError where flags contradict each other."""
-    other = "wmt14" if cfg.task == "cifar10" else "cifar10"
-    for name in ONLY[other]:
+    for name, reason in unread(cfg, command).items():
         if name in command.given:
-            raise UserError(f"--{name}: --task {other} reads it; give that too, or leave it out")
+            raise UserError(f"--{name}: {reason}")
     if cfg.task == "cifar10" and not (cfg.images and "image" not in command.given):
         check_patches(cfg.image, cfg.patch)
-    if cfg.images and cfg.cifar10:
-        raise UserError("--images, --cifar10: two sets of images; leave one out")
-    if "classes" in command.given and command.action != "describe":
-        raise UserError("--classes: the images have their own number of classes; leave it out")
-    for name in DATA[cfg.task]:
-        if name in command.given and command.action == "predict":
-            raise UserError(f"--{name}: --predict reads its FILE alone; leave it out")
-    if cfg.arch and command.action == "search":
-        raise UserError("--arch: a search chooses the architecture; leave it out")
-    for name in SPACE:
-        fixed = cfg.arch or command.action in ("train", "evaluate", "predict")
-        if name in command.given and fixed:
-            raise UserError(f"--{name}: the architecture comes from --arch or --init; leave it out")
-    if cfg.tokenizer and "vocab_size" in command.given:
-        raise UserError("--vocab_size: --tokenizer has its own; leave it out")
-    if cfg.init and {"tokenizer", "vocab_size"} & command.given:
-        raise UserError("--tokenizer, --vocab_size: --init has its own; leave these flags out")
 
 
 def presets_of(argv):

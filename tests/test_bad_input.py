@@ -160,7 +160,7 @@ TABLE = [
     # flags; more of them in test_cli.py
     ("albert --pretrain --corpus {corpus} --device cuda:99", "device cuda:99"),
     ("albert --pretrain --corpus {corpus} --hidden 30 --heads 4", "hidden 30"),
-    ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "leave these flags out"),
+    ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "--vocab_size & leave it out"),
     ("mformer --train --arch mformer --beam 2", "--beam & --task wmt14"),
     ("mformer --train --task wmt14 --arch mformer --cifar10 {cifar10}", "--cifar10 & leave it out"),
     ("mformer --train --arch mformer --layers 2", "--layers & leave it out"),

@@ -614,14 +614,13 @@ def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_pat
     whole = ""
     for size in (0, 2000, 5000):  # bytes that a kill may leave
         path.write_text(whole[:size])
-        run = SimpleNamespace(folder=tmp_path)
+        run = SimpleNamespace(folder=tmp_path, ranks=ALONE)
         lines = mf.measure_archs(
             archs,
             "finalist",
             None,
             None,
             IMAGES,
-            ALONE,
             run,
             limit=1.5,
             enough=5)
