@@ -146,7 +146,7 @@ LIMIT_FRACTION = 0.9
 UNTIMED = 5  # runs before the timed ones, as in HAT
 FEWEST = 20  # sub-nets that the rankers need
 FEWEST_COMPARED = 8  # held-out sub-nets for a rank correlation
-GEOMETRY = (  # settings that shape a model
+GEOMETRY = (  # settings that shape a model; --init has them
     "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 DATA = {  # data flags of each task
     "cifar10": ("cifar10", "images"),
@@ -157,8 +157,11 @@ ONLY = {  # flags that one task alone reads
     "wmt14": (*DATA["wmt14"], "languages", "tokenizer", "vocab_size", "search_decoder",
               "decoder_layers", "connect", "qkv", "length", "beam"),
 }
-SPACE = ("space", "layers", "hidden", "ffn", "heads", "decoder_layers", "connect", "search_decoder")
+SPACE = (  # flags of the search space, which no other action than --search and --describe reads
+    "space", "layers", "hidden", "ffn", "heads", "decoder_layers", "connect", "search_decoder")
 MODELS = ("init", "tokenizer")  # flags that name files besides the data
+VOCABULARY = ("tokenizer", "train_text", "languages", "vocab_size")
+EXAMPLES = ("held_out", "train_examples", "seed")  # settings that divide the training data
 COMPARED = ("save_every",)  # must agree in a resumed run: the last saves are averaged
 WRITES = ("text", "valid", "translations.*", "classes.txt", "images.json")  # what --restart deletes
 
@@ -385,7 +388,8 @@ def mutate(parent, space, chance, rng):
 
 
 def crossover(one, two, space, rng):
-    """Take each value from one of two parents. A layer that only one of them has is its layer."""
+    """Take each value from one of two parents, at random, or from the only one that has the
+    layer."""
     def inherit(name, choices, layer):
         values = [values_of(parent, name)[layer:layer + 1] for parent in (one, two)]
         return rng.choice(values[0] + values[1])
@@ -524,8 +528,9 @@ FLOOR = 1e-3
 
 
 def cosines_at(positions, longest):
-    """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,). longest is M: a number for
-    a result (T, 2, 1), or a tensor (B,) for a result (B, 1, T, 2, 1)."""
+    """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,), for reweight(). longest is
+    M. Where it is a number, the result is (T, 2, 1). Where it is a tensor (B,), each sentence has
+    its own M, and the result is (B, 1, T, 2, 1)."""
     if torch.is_tensor(longest):
         longest = longest.view(-1, 1, 1)
     positions = positions.clamp(max=longest - 1)  # in padding, cosines would be negative
@@ -546,12 +551,12 @@ def linear_state(k, v, mask):
 
     k (B, N, S, 2D) is reweighted; v (B, N, S, D); mask (B, S), True where there is no padding.
     """
-    # D1*: padding stays out of both sums, and M is the true length; cosFormer's code takes the
-    # padded length, so that the output of a sentence depends on its batch. In cross-attention M is
-    # the source's length on both sides; target tokens after it have the position of its end. In
-    # causal attention M is --length, since a prefix must not know where its sentence ends. So
-    # Eq. 3's re-weighting has little effect there: with M = 256 no cosine of a sentence of 30
-    # tokens is below 0.984.
+    # D1*: padding stays out of both sums, and M is the true length. cosFormer's code takes the
+    # padded length, so the output of a sentence depends on its batch. In cross-attention M is the
+    # source's length for keys and queries; a target token after the source's end has the position
+    # of this end. In causal attention M is --length, since a prefix must not know where its
+    # sentence ends. There Eq. 3's re-weighting has little effect: with M = 256 no cosine of a
+    # sentence of 30 tokens is below 0.984.
     keys = k.new_full((len(k), 1, 1, 1), k.shape[-2], dtype=torch.float32)
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
@@ -838,9 +843,9 @@ WORST = 1e9  # the loss of a sub-net that has diverged, since infinity is no JSO
 def features_of(arch, space):
     """The inputs of a ranker, {feature with several choices: numbers}.
 
-    A number is a fraction of the largest choice, or 1.0 for linear attention. A feature by layer
-    has the mean, then the value of each layer, and the mean again for each missing layer up to the
-    greatest depth, so that the other numbers do not depend on the depth.
+    A number is a fraction of the largest choice; linear attention is 1.0 and softmax 0.0. A feature
+    by layer has the mean over the layers first, then the value of each layer. A missing layer, up
+    to the greatest depth, has the mean: so these numbers do not tell the depth.
     """
     features = {}
     for name, choices in space.items():
@@ -969,15 +974,29 @@ def prune(space, importances, samples, keep):
 
 
 def latency_window(rank_scores, latencies, limit):
-    """(lowest, highest) rank score for latency that the evolution allows. It excludes (D8) the
-    slowest tenth of the samples, those over the limit and, unless no others are left, the fastest
-    tenth."""
+    """(lowest, highest) rank score for latency that the evolution allows. D8: the window excludes
+    the slowest tenth of the samples and those over the limit. It excludes the fastest tenth too,
+    unless no others are left."""
     within = sum(latency <= limit for latency in latencies) / len(latencies)
     high = min(1 - DROPPED, within)
     low = DROPPED if DROPPED < high else 0
     rank_scores = sorted(rank_scores)
     last = len(rank_scores) - 1
     return rank_scores[round(low * last)], rank_scores[round(high * last)]
+
+
+def draw_new(draw, count, allowed, drawn):
+    """Up to `count` architectures of draw() that are allowed and new. drawn: the set of all that
+    were drawn before; it grows."""
+    new = []
+    for _ in range(50 * count):
+        arch = draw()
+        if arch not in drawn and allowed(arch):
+            new.append(arch)
+        drawn.add(arch)
+        if len(new) == count:
+            break
+    return new
 
 
 def evolve(space, fitness, allowed, cfg):
@@ -987,35 +1006,24 @@ def evolve(space, fitness, allowed, cfg):
     fitness: architectures -> numbers. allowed: architecture -> bool.
     """
     rng = random.Random(f"{cfg.seed} evolution")
-    scores = {}
     drawn = set()
-
-    def add(draw, count):
-        """Score up to `count` new architectures; returns how many there were."""
-        new = []
-        for _ in range(50 * count):
-            arch = draw()
-            if arch not in drawn and allowed(arch):
-                new.append(arch)
-            drawn.add(arch)
-            if len(new) == count:
-                break
-        if new:
-            scores.update(zip(new, fitness(new)))
-        return len(new)
-
-    def mutant():
-        return mutate(rng.choice(parents), space, MUTATION, rng)
-
-    def child():
-        return crossover(rng.choice(parents), rng.choice(parents), space, rng)
-
+    scores = {}
     fifth = max(1, cfg.population // 5)
-    add(lambda: sample_arch(space, rng), cfg.population)
-    for _ in range(cfg.generations if scores else 0):
-        parents = sorted(scores, key=scores.get)[:fifth]
-        if add(mutant, 2 * fifth) + add(child, 2 * fifth) == 0:
+    for generation in range(1 + cfg.generations):
+        if generation == 0:
+            new = draw_new(lambda: sample_arch(space, rng), cfg.population, allowed, drawn)
+        else:
+            parents = sorted(scores, key=scores.get)[:fifth]
+            mutants = draw_new(
+                lambda: mutate(rng.choice(parents), space, MUTATION, rng), 2 * fifth, allowed,
+                drawn)
+            children = draw_new(
+                lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng), 2 * fifth,
+                allowed, drawn)
+            new = mutants + children
+        if not new:
             break
+        scores |= zip(new, fitness(new))
     return scores
 
 
@@ -1040,10 +1048,10 @@ def rank_and_evolve(space, history, cfg):
     rankers = {"loss": by_loss, "latency": by_latency}
     # 2. Search space pruning.
     importance = {name: ranker.importance() for name, ranker in rankers.items()}
-    fast = [(loss, arch) for loss, latency, arch in zip(losses, latencies, archs)
-            if latency <= limit]
+    within = [(loss, arch) for loss, latency, arch in zip(losses, latencies, archs)
+              if latency <= limit]
     keep = cfg.keep if len(history) >= PRUNES_FROM else 0
-    pruned = prune(space, importance.values(), fast, keep)
+    pruned = prune(space, importance.values(), within, keep)
     # 3. Hardware-aware search.
     low, high = latency_window(by_latency.rank_scores(archs), latencies, limit)
     scores = evolve(pruned, by_loss.rank_scores,
@@ -1058,7 +1066,7 @@ def rank_and_evolve(space, history, cfg):
     }
 
 
-# What follows measures and writes; its names from common/ are imported under "training".
+# The functions below need common/, which is imported under "training".
 
 
 def cast(model, cfg, device):
@@ -1605,41 +1613,42 @@ def held_out_loss(model, data, cfg, arch=None):
     return loss if math.isfinite(loss) else WORST
 
 
-def answer_batch(model, batch, data, cfg):
-    """The answer to each example of a batch: the number of its class, or the token ids of its
+def predict_batch(model, batch, data, cfg):
+    """The prediction for each example of a batch: the number of its class, or the token ids of its
     translation."""
     if cfg.task == "cifar10":
         return model(batch).argmax(1).tolist()
     ids = data.tokenizer
-    found = beam_search(
+    best = beam_search(
         model, batch["source"], batch["lengths"], longest=cfg.length - 1, bos=ids.bos_id,
         eos=ids.eos_id, barred=(ids.pad_id, ids.bos_id), beam=cfg.beam)
-    return [translation for translation, score in found]
+    return [translation for translation, score in best]
 
 
 @torch.no_grad()
-def answer_questions(model, questions, data, cfg, ranks):
-    """The answers to images or lines as text: names of classes, or translations; "" for an empty
-    line. The processes share the batches."""
+def predict_examples(model, examples, data, cfg, ranks):
+    """The predictions for images or lines as text: names of classes, or translations; "" for an
+    empty line. The processes share the batches."""
     own = {}
-    bar = progress(ranks, len(questions), "answering")
-    for numbers, batch in data.question_batches(questions):
-        for number, found in zip(numbers, answer_batch(model, batch, data, cfg)):
-            own[number] = data.answer_text(found)
+    bar = progress(ranks, len(examples), "predicting")
+    for numbers, batch in data.example_batches(examples):
+        for number, prediction in zip(numbers, predict_batch(model, batch, data, cfg)):
+            own[number] = data.prediction_text(prediction)
         bar.update(len(numbers) * ranks.size)
         if stop_requested():
             raise Stop
     bar.close()
-    answers = collections.ChainMap(*gather(ranks, own))
-    return [answers.get(number, "") for number in range(len(questions))]
+    predictions = collections.ChainMap(*gather(ranks, own))
+    return [predictions.get(number, "") for number in range(len(examples))]
 
 
-def score_answers(answers, references, cfg):
-    """Sec. 4.1.4: BLEU in percent, or the accuracy, next to that of the commonest class."""
+def score_predictions(predictions, references, cfg):
+    """Sec. 4.1.4: BLEU in percent, or the accuracy and, as a baseline, the fraction of the
+    commonest class."""
     # D29: BLEU is of plain text in 13a tokens; the paper names no tokenization.
     if cfg.task == "wmt14":
-        return {"bleu": corpus_bleu(answers, references)}
-    right = [answer == reference for answer, reference in zip(answers, references, strict=True)]
+        return {"bleu": corpus_bleu(predictions, references)}
+    right = [ours == theirs for ours, theirs in zip(predictions, references, strict=True)]
     return {
         "accuracy": statistics.fmean(right),
         "majority_baseline": references.count(statistics.mode(references)) / len(references),
@@ -1822,12 +1831,13 @@ def resolve(cfg, command, ranks, source):
 
 
 def read_arch(cfg, command, source):
-    """The architecture of --arch, of --init's run, or for --describe the widest of the space."""
+    """The architecture of --arch or of --init's run. --describe has a default: the paper's mFormer
+    with --preset base and its space, otherwise the widest of the space."""
     text = cfg.arch or (source.arch if source else "")
     if command.action == "describe" and not text:
-        widened = set(SPACE) & command.given
-        text = "mformer" if cfg.preset == "base" and not widened else arch_text(
-            widest(space_of(cfg)))
+        text = arch_text(widest(space_of(cfg)))
+        if cfg.preset == "base" and not command.given.intersection(SPACE):
+            text = "mformer"
     if text.endswith(".json"):
         text = str(read_json(text, dict, "--search first").get("arch", text))
     if not text:
@@ -1860,29 +1870,26 @@ def find_data(cfg, command, ranks):
 
 
 def open_data(cfg, ranks, folder):
-    """What the network of --init needs for its answers; its vocabulary is kept in `folder`."""
+    """What the predictions of --init's network need. Its vocabulary is kept in `folder`."""
     if cfg.task == "cifar10":
         return Pictures(ranks, cfg.image, read_spec(cfg.init))
-    tokenizer = open_vocabulary(
-        ranks, folder, cfg.tokenizer, cfg.train_text, cfg.languages, cfg.vocab_size)
+    tokenizer = open_vocabulary(ranks, folder, **pick(cfg, VOCABULARY))
     return Translations(ranks, tokenizer, cfg.languages, cfg.length)
 
 
 def open_training_data(cfg, ranks, folder):
-    """The training data. What the network needs for its answers is kept in `folder`."""
-    chosen = {**pick(cfg, ["held_out", "train_examples", "seed"]),
-              "size": cfg.batch // cfg.accumulate}
+    """The training data. What the network's predictions need is kept in `folder`."""
+    size = cfg.batch // cfg.accumulate
     if cfg.task == "cifar10":
         (flag, path), = data_flags(cfg, "train").items()
         data = TrainingPictures(
-            ranks, cfg.image, flag, path, augmentation=cfg.augment, **chosen)
+            ranks, cfg.image, flag, path, size, cfg.augment, **pick(cfg, EXAMPLES))
         on_main(ranks, save_spec, folder, data.spec)
         return data
-    tokenizer = open_vocabulary(
-        ranks, folder, cfg.tokenizer, cfg.train_text, cfg.languages, cfg.vocab_size)
+    tokenizer = open_vocabulary(ranks, folder, **pick(cfg, VOCABULARY))
     return TrainingTranslations(
-        ranks, tokenizer, cfg.languages, cfg.length, folder, cfg.train_text, cfg.valid_text,
-        **chosen)
+        ranks, tokenizer, cfg.languages, cfg.length, folder, cfg.train_text, cfg.valid_text, size,
+        **pick(cfg, EXAMPLES))
 
 
 def start_from(model, arch, data, cfg, ranks, space=None):
@@ -1942,7 +1949,8 @@ def next_action(run):
 
 
 def evaluate(cfg, command):
-    """Accuracy or BLEU (Sec. 4.1.4) and latency of --init's network."""
+    """Accuracy or BLEU (Sec. 4.1.4) and latency of --init's network. They are always computed
+    again, since the network may have changed."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -1951,38 +1959,38 @@ def evaluate(cfg, command):
         inputs = find_data(cfg, command, ranks)
         run = RunFolder(
             cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
-        # never finished: the model may have changed
         cfg = dataclasses.replace(cfg, **inputs.flags)
         data = open_data(cfg, ranks, run.folder)
         cfg = dataclasses.replace(cfg, **data.settings)
         run.save_settings(cfg)
         (flag, path), = data_flags(cfg, command.action).items()
-        questions, references = data.read_test(flag, path)
+        examples, references = data.read_test(flag, path)
         if cfg.dry_run:
-            questions = questions[:64]
+            examples = examples[:64]
             references = references[:64]
-        answers = answer_questions(cast(model, cfg, ranks.device), questions, data, cfg, ranks)
-        numbers = score_answers(answers, references, cfg)
+        model = cast(model, cfg, ranks.device)
+        predictions = predict_examples(model, examples, data, cfg, ranks)
+        scores = score_predictions(predictions, references, cfg)
         latency = on_main(ranks, measure_latency, arch, cfg, ranks.device)
-        path = on_main(ranks, write_answers, answers, run.folder / data.answers_file)
-        run.finish({**numbers, "latency": latency, "arch": cfg.arch})
-        print0(ranks, f"{score_text(numbers)} on {len(answers)} test examples, "
+        path = on_main(ranks, write_predictions, predictions, run.folder / data.predictions_file)
+        run.finish({**scores, "latency": latency, "arch": cfg.arch})
+        print0(ranks, f"{score_text(scores)} on {len(predictions)} test examples, "
                       f"latency {latency_text(latency, cfg, ranks.device)}")
         print0(ranks, f"{path}: the predictions")
 
 
-def score_text(numbers):
+def score_text(scores):
     """The scores of an evaluation as words."""
-    if "bleu" in numbers:
-        return f"bleu {numbers['bleu']:.2f}"
-    return (f"accuracy {numbers['accuracy']:.2%} (majority baseline "
-            f"{numbers['majority_baseline']:.2%})")
+    if "bleu" in scores:
+        return f"bleu {scores['bleu']:.2f}"
+    return (f"accuracy {scores['accuracy']:.2%} (majority baseline "
+            f"{scores['majority_baseline']:.2%})")
 
 
-def write_answers(answers, path):
-    """Write one answer a line; returns the path."""
+def write_predictions(predictions, path):
+    """Write one prediction a line; returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, "".join(f"{answer}\n" for answer in answers))
+    write_atomic(path, "".join(f"{prediction}\n" for prediction in predictions))
     return path
 
 
@@ -1994,10 +2002,10 @@ def predict(cfg, command):
         folder = answer_folder(command, cfg)
         data = open_data(cfg, ranks, Path(cfg.init))
         file = Path(command.value)
-        questions = data.read_questions(file)
+        examples = data.read_examples(file)
         model = cast(extract(source.weights, parse_arch(cfg.arch, cfg), cfg), cfg, ranks.device)
-        answers = answer_questions(model, questions, data, cfg, ranks)
-        path = on_main(ranks, write_answers, answers, folder / data.answers_file)
+        predictions = predict_examples(model, examples, data, cfg, ranks)
+        path = on_main(ranks, write_predictions, predictions, folder / data.predictions_file)
         print0(ranks, f"{path}: predictions of {cfg.init} for {file}, one a line")
 
 # --- command line ---------

@@ -183,7 +183,7 @@ class Pictures:
     """Images as a network sees them, at `image` pixels a side. spec: what the network knows of its
     training images, {"classes", "mean", "deviation"}; images.json in its run folder keeps it."""
     unit = "images"
-    answers_file = "classes.txt"
+    predictions_file = "classes.txt"
 
     def __init__(self, ranks, image, spec):
         self.ranks = ranks
@@ -198,17 +198,17 @@ class Pictures:
         (images,) = send([images], self.device)
         return plain_images(images, self.image, self.spec)
 
-    def question_batches(self, images):
-        """This process's part of images to classify: (their numbers, their batch) of each batch."""
+    def example_batches(self, images):
+        """(numbers of the images, batch) of each batch of images that this process classifies."""
         batches = torch.arange(len(images)).split(500)
         for numbers in batches[self.ranks.rank::self.ranks.size]:
             yield numbers.tolist(), {"images": self.pixels(images[numbers])}
 
-    def answer_text(self, number):
+    def prediction_text(self, number):
         """The name of a class."""
         return self.classes[number]
 
-    def read_questions(self, path):
+    def read_examples(self, path):
         """The images of an npz file of one's own."""
         images, _ = read_npz(path, labelled=False)
         on_main(self.ranks, print_differences, path, images, self.image, self.spec)
@@ -232,8 +232,8 @@ class TrainingPictures(Pictures):
     validation losses, and an endless stream of micro-batches of `size` images, each a function of
     its number and the seed. train_examples: use so many; 0: all. augmentation: as of augment()."""
 
-    def __init__(self, ranks, image, flag, folder, *, augmentation, size, held_out, train_examples,
-                 seed):
+    def __init__(self, ranks, image, flag, folder, size, augmentation, *, held_out,
+                 train_examples, seed):
         images, labels, classes = read_training(flag, folder)
         mean, deviation = pixel_statistics(images)
         super().__init__(

@@ -194,12 +194,12 @@ class Translations:
         self.tokenizer = tokenizer
         self.languages = languages
         self.longest = length - 1
-        self.answers_file = f"translations.{languages[1]}"
+        self.predictions_file = f"translations.{languages[1]}"
         self.settings = {"vocab_size": tokenizer.vocab_size}  # that follow from the data
 
-    def question_batches(self, lines):
-        """This process's part of lines to translate: (their numbers, their batch) of each batch,
-        which has sentences of similar length. Empty lines are in none."""
+    def example_batches(self, lines):
+        """(numbers of the lines, batch) of each batch of lines that this process translates. A
+        batch has lines of similar length. Empty lines are in none."""
         encoded = self.tokenizer.encode_batch(lines)
         lengths = np.array([len(ids) for ids in encoded])
         if lengths.max() > self.longest:
@@ -212,11 +212,11 @@ class Translations:
             source, lengths = pad(sources, self.tokenizer.pad_id, after=[self.tokenizer.eos_id])
             yield numbers, send({"source": source, "lengths": lengths}, self.device)
 
-    def answer_text(self, ids):
+    def prediction_text(self, ids):
         """The translation with these token ids."""
         return self.tokenizer.decode(ids)
 
-    def read_questions(self, path):
+    def read_examples(self, path):
         """The lines of a file that is translated without references."""
         lines = [*read_lines(existing(path, "name a text file, one sentence a line"))]
         if not any(lines):
@@ -236,8 +236,8 @@ class TrainingTranslations(Translations):
     losses `held_out` pairs of valid_text (0: all), or for "" of the training text. train_examples:
     use so many pairs; 0: all."""
 
-    def __init__(self, ranks, tokenizer, languages, length, folder, train_text, valid_text, *, size,
-                 held_out, train_examples, seed):
+    def __init__(self, ranks, tokenizer, languages, length, folder, train_text, valid_text, size,
+                 *, held_out, train_examples, seed):
         super().__init__(ranks, tokenizer, languages, length)
         self.folder = folder
         self.train_text = train_text
