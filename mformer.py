@@ -78,7 +78,7 @@ class Config:
     # D18: the vocabulary is a SentencePiece unigram model; the paper names none.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_examples: int = 0  # training examples that are used; 0: all
-    held_out: int = 0  # examples (0: none, or all --valid_text); search: <= a tenth of --images
+    held_out: int = 0  # examples (0: none, or all --valid_text); search: <= a tenth of own data
     # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
     search_decoder: bool = False  # search the decoder's types: Table 1; not Sec. 4.1.2
@@ -1592,10 +1592,10 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         stopping, total_over, training_cost)
     from common.finetune import answer_folder
     from data.images import (
-        Pictures, TrainingPictures, read_spec, save_spec, small_held_out, width_of)
+        Pictures, TrainingPictures, count_images, read_spec, save_spec, width_of)
     from data.inputs import find_inputs, pick
     from data.translation import (
-        TrainingTranslations, Translations, corpus_bleu, open_vocabulary)
+        TrainingTranslations, Translations, corpus_bleu, count_lines, open_vocabulary)
 else:
     UserError = ValueError
 
@@ -1856,17 +1856,30 @@ def data_flags(cfg, action):
 
 
 def find_data(cfg, command, ranks):
-    """The Inputs of an action. For images of one's own their settings are filled in too: the width,
-    unless --init has one, and the number that is held out."""
+    """The Inputs of an action. What follows from data of one's own is filled in too: the width of
+    images, unless --init has one, and at most a tenth of the examples as --held_out."""
     inputs = find_inputs(
         ranks, command.action, data_flags(cfg, command.action), pick(cfg, MODELS),
         languages=cfg.languages)
     if cfg.images and not cfg.init and "image" not in command.given:
         inputs.flags["image"] = on_main(ranks, width_of, cfg.images)
         check_patches(inputs.flags["image"], cfg.patch)
-    if cfg.images and cfg.held_out and "held_out" not in command.given:
-        inputs.flags["held_out"] = on_main(ranks, small_held_out, cfg.images, cfg.held_out)
+    if cfg.held_out and "held_out" not in command.given:
+        most = on_main(ranks, most_held_out, dataclasses.replace(cfg, **inputs.flags))
+        inputs.flags["held_out"] = min(cfg.held_out, most)
     return inputs
+
+
+def most_held_out(cfg):
+    """How many training examples of one's own may be held out: a tenth, at least one. There is no
+    limit for CIFAR-10, and with --valid_text."""
+    if cfg.images:
+        examples = count_images(cfg.images)
+    elif cfg.task == "wmt14" and not cfg.valid_text:
+        examples = count_lines(f"{cfg.train_text}.{cfg.languages[0]}")
+    else:
+        return math.inf
+    return max(1, examples // 10)
 
 
 def open_data(cfg, ranks, folder):

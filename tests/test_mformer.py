@@ -587,6 +587,35 @@ def test_images_of_ones_own(tmp_path, monkeypatch):
     assert {*(tmp_path / "answers" / "classes.txt").read_text().split()} <= {"0", "7"}
 
 
+@pytest.mark.parametrize("data", ["images", "train_text"])
+@pytest.mark.parametrize("examples, flags, held_out", [
+    (450, {}, 45),
+    (5, {}, 1),
+    (4000, {}, 250),
+    (450, {"held_out": 200}, None),
+])
+def test_at_most_a_tenth_of_own_data_is_held_out(data, examples, flags, held_out, tmp_path):
+    """A search of the demo preset holds out 250; --held_out is taken as it is."""
+    labels = np.arange(examples) % 2
+    np.savez(tmp_path / "train.npz", images=np.zeros((examples, 2, 2), np.uint8), labels=labels)
+    for ending in ("en", "de"):
+        write(tmp_path / f"train.{ending}", "a\n" * examples)
+    values = {"images": tmp_path, "train_text": tmp_path / "train"}
+    cfg = mf.Config(task="cifar10" if data == "images" else "wmt14", patch=2, **{
+        "held_out": 250, data: str(values[data]), **flags})
+    inputs = mf.find_data(cfg, mf.cli.Command("mformer", "search", given={*flags}), ALONE)
+    assert inputs.flags.get("held_out") == held_out
+
+
+def test_pairs_of_a_validation_text_are_not_capped(tmp_path):
+    for name in ("train.en", "train.de", "valid.en", "valid.de"):
+        write(tmp_path / name, "a\n" * 20)
+    cfg = mf.Config(
+        task="wmt14", held_out=15, train_text=f"{tmp_path}/train", valid_text=f"{tmp_path}/valid")
+    inputs = mf.find_data(cfg, mf.cli.Command("mformer", "search"), ALONE)
+    assert inputs.flags["held_out"] == 15
+
+
 def test_a_training_ends_with_the_average_of_the_last_saves(tmp_path, monkeypatch, ready):
     monkeypatch.setattr(mf, "AVERAGED", 2)
     saved = []

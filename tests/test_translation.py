@@ -8,7 +8,7 @@ from common.files import write_json
 from data import translation
 from data.images import (
     class_numbers, find_images, load_cifar10, pixel_statistics, print_differences, read_npz,
-    read_spec, save_spec, small_held_out)
+    read_spec, save_spec)
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -175,13 +175,6 @@ def test_images_of_another_size_or_colour_are_named(tmp_path, capsys):
     size, colour = capsys.readouterr().out.splitlines()
     assert "images of 24 x 24 are resampled to the network's 32 x 32" in size
     assert "the images are grey, the network was trained on coloured ones" in colour
-
-
-@pytest.mark.parametrize("examples, wanted, held_out", [
-    (450, 250, 45), (4000, 250, 250), (5, 250, 1), (450, 0, 0)])
-def test_at_most_a_tenth_of_own_images_are_held_out(examples, wanted, held_out, tmp_path):
-    save_images(tmp_path / "train.npz", [0, 1] * (examples // 2) + [1] * (examples % 2), (2, 2))
-    assert small_held_out(tmp_path, wanted) == held_out
 
 
 def test_a_wrong_prefix_names_the_endings_of_the_languages(tmp_path):
