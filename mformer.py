@@ -1922,11 +1922,22 @@ def start_from(model, arch, data, cfg, ranks, space=None):
     return model.to(ranks.device)
 
 
+def print_published(name, cfg, ranks):
+    """Say so where --arch names a network of the paper and the preset is made for smaller ones."""
+    if cfg.preset != "base" and name.partition("-")[0] in PUBLISHED[cfg.task]:
+        parameters = sum(count_parameters(parse_arch(name, cfg), cfg).values())
+        print0(ranks, f"--arch {name}: the paper's network, {parameters:,} parameters, slow on a "
+                      f"CPU; --preset base has its settings, --search with --preset {cfg.preset} "
+                      "finds a small one")
+
+
 def train(cfg, command):
     """Train the winner from scratch (Sec. 3.2.2), or from --init's weights."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
+        name = cfg.arch
         cfg = resolve(cfg, command, ranks, source)
+        print_published(name, cfg, ranks)
         arch = parse_arch(cfg.arch, cfg)
         model = extract(source.weights, arch, cfg) if source else None
         inputs = find_data(cfg, command, ranks)

@@ -587,6 +587,22 @@ def test_images_of_ones_own(tmp_path, monkeypatch):
     assert {*(tmp_path / "answers" / "classes.txt").read_text().split()} <= {"0", "7"}
 
 
+@pytest.mark.parametrize("task, preset, name, printed", [
+    ("cifar10", "demo", "mformer", "13,320,922 parameters"),
+    ("cifar10", "demo", "cosformer*-softmax", "the paper's network"),
+    ("cifar10", "demo", "layers=1 hidden=16 ffn=16 heads=2 types=linear", ""),
+    ("cifar10", "base", "mformer", ""),
+    ("wmt14", "small", "mformer", "--search with --preset small"),
+])
+def test_a_network_of_the_paper_is_named_where_the_preset_is_small(
+        task, preset, name, printed, capsys):
+    settings = {**mf.PRESETS[task][preset], "preset": preset, "task": task}
+    settings.pop("search")
+    mf.print_published(name, mf.Config(**settings), ALONE)
+    output = capsys.readouterr().out
+    assert printed in output and bool(printed) == bool(output)
+
+
 @pytest.mark.parametrize("data", ["images", "train_text"])
 @pytest.mark.parametrize("examples, flags, held_out", [
     (450, {}, 45),
