@@ -1027,6 +1027,17 @@ def evolve(space, fitness, allowed, cfg):
     return scores
 
 
+def find_limit(latencies, cfg):
+    """--latency_limit, or the limit of D15. UserError where no sample keeps it."""
+    fastest = min(latencies)
+    limit = cfg.latency_limit or max(fastest, LIMIT_FRACTION * statistics.median(latencies))
+    if fastest > limit:
+        raise UserError(
+            f"--latency_limit {limit}: the fastest of {len(latencies)} samples takes {fastest}; "
+            f"raise it; --init {cfg.out} starts from this super-net")
+    return limit
+
+
 def rank_and_evolve(space, history, cfg):
     """Sec. 3.1.2 as a whole: history lines of samples -> (the new architectures of the evolution,
     the best-ranked first; a dictionary of the rankers' figures, the pruned space and the
@@ -1036,18 +1047,12 @@ def rank_and_evolve(space, history, cfg):
     latencies = [line["scores"]["latency"] for line in history]
     if min(losses) == WORST:
         raise UserError("no sub-net has a finite loss: lower --lr")
-    limit = cfg.latency_limit or max(
-        min(latencies), LIMIT_FRACTION * statistics.median(latencies))
-    if min(latencies) > limit:
-        raise UserError(
-            f"--latency_limit {limit}: the fastest of {len(archs)} samples takes "
-            f"{min(latencies)}; raise it; --init {cfg.out} starts from this super-net")
+    limit = find_limit(latencies, cfg)
     # 1. Pairwise ranking.
     by_loss = Ranker(space, archs, losses, cfg.seed)
     by_latency = Ranker(space, archs, latencies, cfg.seed)
-    rankers = {"loss": by_loss, "latency": by_latency}
     # 2. Search space pruning.
-    importance = {name: ranker.importance() for name, ranker in rankers.items()}
+    importance = {"loss": by_loss.importance(), "latency": by_latency.importance()}
     within = [(loss, arch) for loss, latency, arch in zip(losses, latencies, archs)
               if latency <= limit]
     keep = cfg.keep if len(history) >= PRUNES_FROM else 0
@@ -1058,7 +1063,7 @@ def rank_and_evolve(space, history, cfg):
                     lambda arch: low <= by_latency.rank_scores([arch])[0] <= high, cfg)
     ranked = [arch for arch in sorted(scores, key=scores.get) if arch not in archs]
     return ranked, {
-        "tau": {name: ranker.tau for name, ranker in rankers.items()},
+        "tau": {"loss": by_loss.tau, "latency": by_latency.tau},
         "compared": len(by_loss.held_out),
         "importance": importance,
         "pruned": pruned,
@@ -1782,6 +1787,8 @@ def print_speed(values, arch, data, cfg, ranks):
     print_device_use(ranks, speed, model_flops(arch, cfg) / blank_example(cfg).units)
 
 
+# Weights to start from
+
 # settings: of the run; weights: of its model; arch: of its network, as text, "" for a search that
 # has not finished
 Pretrained = collections.namedtuple("Pretrained", "path settings weights arch")
@@ -1846,6 +1853,9 @@ def read_arch(cfg, command, source):
     return parse_arch(text, cfg)
 
 
+# The data of the two tasks
+
+
 def data_flags(cfg, action):
     """{data flag of an action: its value}. Parallel text of one's own may lack a part."""
     if cfg.task == "cifar10":
@@ -1903,6 +1913,9 @@ def open_training_data(cfg, ranks, folder):
     return TrainingTranslations(
         ranks, tokenizer, cfg.languages, cfg.length, folder, cfg.train_text, cfg.valid_text, size,
         **pick(cfg, EXAMPLES))
+
+
+# Training, evaluation and prediction as actions
 
 
 def start_from(model, arch, data, cfg, ranks, space=None):
