@@ -797,9 +797,10 @@ def blank_example(cfg):
     if cfg.task == "cifar10":
         images = torch.zeros(1, 3, cfg.image, cfg.image)
         return Example({"images": images}, 1, (cfg.image // cfg.patch) ** 2 + 1, cfg.classes)
-    ids = torch.zeros(1, min(30, cfg.length), dtype=torch.long)
-    batch = {"source": ids, "lengths": torch.tensor([ids.shape[1]]), "target": ids}
-    return Example(batch, 30, 30, 30 * cfg.vocab_size)
+    T = min(30, cfg.length)
+    ids = torch.zeros(1, T, dtype=torch.long)
+    batch = {"source": ids, "lengths": torch.tensor([T]), "target": ids}
+    return Example(batch, T, T, T * cfg.vocab_size)
 
 
 def count_parameters(arch, cfg):

@@ -213,6 +213,13 @@ def test_flops_are_multiply_adds_of_matrix_products(attn_type, mixing):
     assert mf.model_flops(arch, IMAGES) == 2 * (patches + layer + mixing + 24 * 10)
 
 
+@pytest.mark.parametrize("length, tokens", [(10, 10), (40, 30)])
+def test_days_are_of_the_tokens_whose_flops_are_counted(length, tokens):
+    example = mf.blank_example(dataclasses.replace(TEXT, length=length))
+    assert example.batch["source"].shape == (1, tokens)
+    assert example.units == tokens
+
+
 def test_spaces_are_tables_1_and_2():
     images = 3 * sum(30 ** layers for layers in (12, 13, 14))
     assert mf.space_size(mf.space_of(mf.Config())) == images
