@@ -1601,7 +1601,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         Pictures, TrainingPictures, count_images, read_spec, save_spec, width_of)
     from data.inputs import find_inputs, pick
     from data.translation import (
-        TrainingTranslations, Translations, corpus_bleu, count_lines, open_vocabulary)
+        TrainingTranslations, Translations, corpus_bleu, count_pairs, open_vocabulary)
 else:
     UserError = ValueError
 
@@ -1887,7 +1887,7 @@ def most_held_out(cfg):
     if cfg.images:
         examples = count_images(cfg.images)
     elif cfg.task == "wmt14" and not cfg.valid_text:
-        examples = count_lines(f"{cfg.train_text}.{cfg.languages[0]}")
+        examples = count_pairs(cfg.train_text, cfg.languages)
     else:
         return math.inf
     return max(1, examples // 10)

@@ -52,6 +52,11 @@ def count_lines(path):
         return sum(1 for _ in file)
 
 
+def count_pairs(prefix, endings):
+    """The number of pairs of PREFIX.source and PREFIX.target."""
+    return count_lines(find_sides(prefix, endings)[0])
+
+
 def read_lines(path):
     """The lines of a UTF-8 file, one at a time, without blanks at their ends."""
     with open(path, "rb") as file:

@@ -1,14 +1,14 @@
 """data/translation.py and data/images.py: reading, errors, batches, BLEU."""
 import numpy as np
 import pytest
-from small_runs import write
+from small_runs import ALONE, write
 
 from common.cli import UserError
 from common.files import write_json
 from data import translation
 from data.images import (
-    class_numbers, find_images, load_cifar10, pixel_statistics, print_differences, read_npz,
-    read_spec, save_spec)
+    Pictures, class_numbers, find_images, load_cifar10, pixel_statistics, print_differences,
+    read_npz, read_spec, save_spec)
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -158,6 +158,15 @@ def test_an_unknown_class_of_test_images_is_found_before_a_training(tmp_path):
     save_images(tmp_path / "test.npz", ["a", "c"])
     with pytest.raises(UserError, match="test.npz: the label 'c' is none of"):
         find_images("images", tmp_path, "train")
+
+
+@pytest.mark.parametrize("flag, label", [("images", "c"), ("cifar10", "0")])
+def test_test_images_of_other_classes_are_no_test(flag, label, tmp_path):
+    save_images(tmp_path / "test.npz", ["a", "c"])
+    np.zeros(3073, np.uint8).tofile(tmp_path / "test_batch.bin")
+    spec = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.2, 0.2]}
+    with pytest.raises(UserError, match=f"the label '{label}' is none of"):
+        Pictures(ALONE, 8, spec).read_test(flag, tmp_path)
 
 
 def test_a_picture_is_no_npz_file(tmp_path):
