@@ -60,6 +60,17 @@ def one_thread():
     release_locks()
 
 
+@pytest.fixture
+def works(ready, monkeypatch):
+    """works(command): run a command in this process, to a good end. Its {names} are replaced by
+    paths of `ready`, and by those that are given."""
+    from small_runs import call
+
+    def work(command, **paths):
+        assert call(filled(command, **{**ready, **paths}), monkeypatch) == 0
+    return work
+
+
 def filled(command, **paths):
     """A command line with its {names} replaced by paths, quoted where they have blanks."""
     return command.format(**{name: shlex.quote(str(path)) for name, path in paths.items()})

@@ -40,7 +40,7 @@ TRAINED = {
 TRAINED = {
     program: f"{program} {flags} --steps 2 --save_every 1 --device cpu"
     for program, flags in TRAINED.items()}
-FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64"
+FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64 --runs 1"
 SEARCHES = {
     "autobert_zero":
         "--corpus {corpus} --glue {glue} --tasks CoLA --layers 2 --hidden 16 --heads 2 --ffn 16 "

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import filled
 
 import albert
 from common.files import read_json, write_json
@@ -165,6 +164,21 @@ def test_the_answer_head_is_xlnets():
         expected,
         rtol=1e-5,
         atol=1e-5)
+
+
+def test_the_loss_of_the_answer_head():
+    """The mean for start and end, given the true start, and half the loss of "no answer"."""
+    model = albert.AnswerModel(tiny())
+    start, end = torch.randn(2, 3, 7)
+    null = torch.tensor([2.0, -1.0, 0.5])
+    batch = {"start": torch.tensor([4, 0, 2]), "end": torch.tensor([5, 0, 6]), "p_mask": None,
+             "impossible": torch.tensor([0.0, 1.0, 0.0])}
+    model.read = lambda batch: (None, start, null)
+    model.end_logits = lambda x, starts, p_mask: torch.where(
+        starts[..., None] == batch["start"][:, None, None], end[:, None], 0.0)
+    spans = F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])
+    none = (F.softplus(null[[0, 2]]).sum() + F.softplus(-null[1])) / 3
+    close(model.loss(batch), spans / 2 + none / 2)
 
 
 # --- Hugging Face --------------------------------------------------------------------------------
@@ -423,6 +437,12 @@ def test_losses_are_means_over_the_step(ready, tokenizer):
     assert numbers == pytest.approx(wanted, rel=1e-5)
 
 
+def test_the_order_loss_in_the_log_is_of_sequences_with_an_order():
+    means = {"mlm_loss": 2.0, "order_loss": 0.3, "ordered": 0.5}
+    assert albert.logged(means) == {**means, "loss": 2.3, "order_loss": 0.6}
+    assert albert.logged({**means, "ordered": 0.0})["order_loss"] is None
+
+
 def test_nsp_needs_two_documents():
     pairs = SimpleNamespace(length_b=torch.ones(2), length_other=torch.zeros(2))
     text = Data(ALONE.device, train=SimpleNamespace(sentence_runs=lambda *_, others: pairs))
@@ -442,15 +462,14 @@ def test_depth_warm_start_loads_everything(ready):
 
 # --- fine-tuning ---------------------------------------------------------------------------------
 
-def test_an_ensemble_of_a_model_and_itself_has_its_scores(ready, tmp_path):
+def test_an_ensemble_of_a_model_and_itself_has_its_scores(ready, works, tmp_path):
     """Sec. 4.9. One that has predicted no test split leaves only the scores of dev."""
     again = shutil.copytree(ready["tuned"], tmp_path / "again")
     predictions = torch.load(again / "CoLA" / "predictions.pt")
     del predictions["test"]
     torch.save(predictions, again / "CoLA" / "predictions.pt")
-    command = "--finetune CoLA --ensemble {tuned} {again} --glue {glue} --out {mean}"
     mean = tmp_path / "mean"
-    run_main(*filled(command, again=again, mean=mean, **ready).split())
+    works(f"albert --finetune CoLA --ensemble {{tuned}} {again} --glue {{glue}} --out {mean}")
     one, other = [
         read_json(run / "done.json")["tasks"]["CoLA"]["metrics"]
         for run in (again, mean)]
@@ -500,23 +519,16 @@ def test_the_recipe_of_v2_models(tokenizer, tmp_path):
     assert (recipes["RTE"].lr, recipes["RTE"].dropout) == (3e-5, 0)
 
 
-def run_main(*words):
-    assert albert.main([str(word) for word in words]) == 0
-
-
-def test_an_exported_model_answers_as_the_folder_of_its_task(ready, tmp_path):
+def test_an_exported_model_answers_as_the_folder_of_its_task(ready, works, tmp_path):
     tuned = ready["tuned"] / "CoLA"
-    run_main("--export", tmp_path / "hf", "--init", tuned)
+    works(f"albert --export {tmp_path}/hf --init {tuned}")
     config = read_json(tmp_path / "hf" / "config.json")
     assert config["finetune_length"] == 64
     assert config["recipe"] == read_json(tuned / "config.json")["settings"]["recipe"]
     answers = []
     for model in (tuned, tmp_path / "hf"):
         out = tmp_path / f"answers-of-{model.name}"
-        run_main(
-            "--predict", ready["glue"] / "CoLA" / "test.tsv",
-            "--init", model,
-            "--out", out)
+        works(f"albert --predict {{glue}}/CoLA/test.tsv --init {model} --out {out}")
         answers.append((out / "CoLA.tsv").read_text())
     assert answers[0] == answers[1]
     assert len(answers[0]) > 20

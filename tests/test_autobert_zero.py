@@ -377,6 +377,54 @@ def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
     texts = {abz.arch_text(arch) for _, arch in proposals}
     assert len(texts - {each["arch"] for each in history}) == 4
     assert proposals == abz.propose(history, 2, cfg)
+    assert proposals != abz.propose(history, 2, dataclasses.replace(cfg, seed=1))
+
+
+def test_half_of_the_children_change_the_kind_of_a_layer():
+    """D16"""
+    rng = random.Random(0)
+    priority = abz.OperationPriority([], TINY)
+    children = [abz.mutate((9, MIXER), rng, priority) for _ in range(100)]
+    changed = [[*map(type, child)] != [int, tuple] for child in children]
+    assert 30 < sum(changed) < 70
+
+
+def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(
+        monkeypatch, tmp_path):
+    """A negative metric counts as 0 (D32)."""
+    started = []
+
+    def fine_tune(tuned, *_):
+        started.append(tuned.pooler.bias[0].item())
+        return {"diverged": None}
+
+    monkeypatch.setattr(abz, "train_candidate", lambda model, *_: model.pooler.bias.data.fill_(7))
+    monkeypatch.setattr(abz, "fine_tune", fine_tune)
+    monkeypatch.setattr(abz, "predict", lambda *_: None)
+    tasks = {name: SimpleNamespace(
+        name=name, outputs=2, recipe=None, score=lambda *_, main=main: {"main": main})
+        for name, main in {"RTE": 0.5, "CoLA": -0.5}.items()}
+    data = SimpleNamespace(device=ALONE.device, tasks=tasks)
+    supernet = abz.SuperNet(TINY)
+    result = abz.score_candidate((9, 3), 0, supernet, data, TINY, tmp_path / "0")
+    assert result["scores"] == {"RTE": 0.5, "CoLA": 0.0}
+    assert result["score"] == 0.25
+    assert started == [7.0, 7.0]
+
+
+def test_a_round_writes_its_best_candidate_back_first(monkeypatch, tmp_path):
+    """And no diverged one."""
+    written = []
+    supernet = SimpleNamespace(
+        state_dict=dict, write_back=lambda pairs: written.append([key for _, key in pairs]))
+    run = SimpleNamespace(ranks=ALONE, folder=tmp_path, log=lambda *_, **values: None)
+    data = SimpleNamespace(tasks={"RTE": SimpleNamespace(majority_baseline=0.5)})
+    monkeypatch.setattr(abz, "load_file", lambda path: int(path.stem))
+    monkeypatch.setattr(abz, "score_candidates", lambda archs, *_: {
+        key: {"score": key % 3, "diverged": key == 2} for key in archs})
+    cfg = dataclasses.replace(TINY, population=4, rounds=1, parents=2, children=2)
+    abz.search(supernet, run, data, cfg)
+    assert written == [[1, 0, 3], [5, 4, 7, 6]]
 
 
 # Objective

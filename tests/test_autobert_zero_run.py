@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import filled
-from small_runs import ALONE, SEARCHES, call, next_command, write
+from small_runs import ALONE, SEARCHES, next_command, write
 from torch.testing import assert_close
 
 import autobert_zero as abz
@@ -41,7 +41,7 @@ def searched(ready, tmp_path_factory):
 
 
 def test_a_search_writes_history_best_network_and_the_next_command(
-        searched, ready, tmp_path, monkeypatch, capsys):
+        searched, ready, works, tmp_path, monkeypatch, capsys):
     lines = read_jsonl(searched / "history.jsonl")
     assert [line["round"] for line in lines] == [0] * 3 + [1] * 4
     best = read_json(searched / "best.json")
@@ -52,7 +52,7 @@ def test_a_search_writes_history_best_network_and_the_next_command(
     assert abz.main(command) == 0  # prints the result again
     command = next_command(capsys.readouterr().out)
     monkeypatch.chdir(tmp_path)
-    assert not call(f"{command} --steps 2 --batch 2", monkeypatch)
+    works(f"{command} --steps 2 --batch 2")
     run = tmp_path / "runs" / "autobert_zero-pretrain-demo"
     settings = read_json(run / "config.json")["settings"]
     assert settings["arch"] == best["arch"]
@@ -67,10 +67,10 @@ def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
         assert line["score"] == 0
 
 
-def test_the_network_of_a_search_is_exported_as_it_ended(searched, tmp_path):
+def test_the_network_of_a_search_is_exported_as_it_ended(searched, works, tmp_path):
     """With the weights of the finalist, trained again."""
     path = tmp_path / "new" / "net.py"
-    assert abz.main(["--export", str(path), "--init", str(searched)]) == 0
+    works("autobert_zero --export {path} --init {searched}", path=path, searched=searched)
     best = read_json(searched / "best.json")["id"]
     saved = torch.load(searched / "finalists" / f"{best}.pt")
     name = "encoder.token_embedding.weight"
@@ -100,11 +100,11 @@ def test_the_plan_is_of_the_slowest_process(monkeypatch, capsys):
 
 
 @pytest.mark.peers
-def test_auto_model_opens_an_exported_folder(searched, tmp_path):
+def test_auto_model_opens_an_exported_folder(searched, works, tmp_path):
     transformers = pytest.importorskip("transformers")
     folder = tmp_path / "folder"
     write(tmp_path / "spiece.model", "theirs")
-    assert abz.main(["--export", str(folder), "--init", str(searched)]) == 0
+    works("autobert_zero --export {to} --init {searched}", to=folder, searched=searched)
     automatic = transformers.AutoModel
     theirs = automatic.from_pretrained(folder, trust_remote_code=True).eval()
     ours = load(folder / "network.py")[1].encoder
@@ -140,7 +140,7 @@ def keep_tuned(folder, task, tokenizer):
     ("SST-2", [("dog " * 30,), ("a dog",)]),
 ])
 def test_an_exported_network_cuts_its_inputs_as_predict_does(
-        task, texts, searched, tmp_path, monkeypatch):
+        task, texts, searched, works, tmp_path, monkeypatch):
     """Texts longer than --finetune_length, alone and in pairs."""
     predicted = []
     monkeypatch.setattr(abz, "answer_file", lambda *others: predicted.append(others[3]))
@@ -150,9 +150,9 @@ def test_an_exported_network_cuts_its_inputs_as_predict_does(
     rows += [("0", *pair) for pair in texts]
     lines = ["\t".join(row) for row in rows]
     file = write(tmp_path / "texts.tsv", "\n".join(lines))
-    assert abz.main(["--predict", str(file), "--init", str(init)]) == 0
     path = tmp_path / "net.py"
-    assert abz.main(["--export", str(path), "--init", str(init)]) == 0
+    for action in (f"--predict {file}", f"--export {path}"):
+        works(f"autobert_zero {action} --init {init}")
     names, network = load(path)
     tokenizer = load_tokenizer(tmp_path).model
     encode = names["encode"]

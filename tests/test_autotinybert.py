@@ -1,5 +1,6 @@
 """autotinybert.py: the search space, extraction, one-shot training, latencies, Algorithm 2,
 folders, and whole runs on tiny data."""
+import collections
 import dataclasses
 import functools
 import math
@@ -100,6 +101,9 @@ def test_mutation_stays_in_the_space_and_reaches_every_variable(cfg):
     assert start.genes not in children
     for name, choices in space.items():
         assert {start.genes[name]} < {child[name] for child in children} <= {*choices}
+        positions = [[*choices].index(child[name]) for child in [start.genes, *children]]
+        reach = max(1, len(choices) // 10)  # D2
+        assert max(abs(each - positions[0]) for each in positions) == reach
 
 
 @pytest.mark.parametrize("text, millions", [
@@ -188,6 +192,14 @@ def test_weight_decay_is_berts():
             name = names.pop(value)
             assert ("bias" in name or "norm" in name) == (group is plain)
     assert not names
+
+
+def test_each_step_and_micro_batch_has_sub_models_of_its_own():
+    other = dataclasses.replace(TINY, seed=1)
+    keys = [(TINY, 0, 0), (TINY, 0, 1), (TINY, 1, 0), (other, 0, 0)]
+    drawn = [atb.draw_archs(*key) for key in keys]
+    assert {len(archs) for archs in drawn} == {TINY.samples}
+    assert len({str(archs) for archs in drawn}) == 4
 
 
 def test_a_step_is_algorithm_1(monkeypatch):
@@ -279,6 +291,31 @@ def test_algorithm_2(setting, strategy):
     assert all(history[line["parent"]]["round"] == line["round"] - 1 for line in mutants)
     expected = range(20, 55) if strategy == "evolution" else [0]  # p_m = p_e: about half of 75
     assert len(mutants) in expected
+
+
+def test_the_roulette_draws_by_the_distance_from_the_worst_score():
+    """Plus a hundredth of the range (D2)."""
+    rng = random.Random(0)
+    lines = [{"score": score} for score in (5.0, 5.5, 6.0)]
+    drawn = collections.Counter(atb.roulette(lines, rng)["score"] for _ in range(10_000))
+    fractions = [drawn[score] / 10_000 for score in (5.0, 5.5, 6.0)]
+    assert fractions == pytest.approx([0.01 / 1.53, 0.51 / 1.53, 1.01 / 1.53], abs=0.015)
+
+
+def test_the_fitness_is_the_mean_over_the_tasks(monkeypatch):
+    """D15"""
+    monkeypatch.setattr(atb, "proxy_score", lambda model, name, *_: float(name))
+    data = types.SimpleNamespace(tasks=["0.5", "1.0"])
+    assert atb.judge(None, data, None)["score"] == 0.75
+
+
+def test_a_latency_is_the_median_of_three_passes(monkeypatch):
+    """After one that warms up."""
+    ticks = iter([0.0, 0.090, 1.0, 1.002, 2.0, 2.003, 3.0, 3.009])
+    monkeypatch.setattr(atb, "time", types.SimpleNamespace(
+        process_time=ticks.__next__, perf_counter=None))
+    cfg = dataclasses.replace(TINY, latency_threads=1, latency_length=8)
+    assert atb.time_model(atb.parse_arch("1-8-8-1-8"), cfg) == pytest.approx(3)
 
 
 def test_fast_rule():

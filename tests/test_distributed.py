@@ -2,6 +2,7 @@
 import dataclasses
 import datetime
 import functools
+import math
 import os
 import shutil
 import signal
@@ -14,11 +15,11 @@ import torch
 import torch.distributed as dist
 from small_runs import ALONE, write
 
-from common.cli import Command, Stop, UserError
+from common.cli import Command, Diverged, Stop, UserError
 from common.files import read_jsonl, release_locks
 from common.run import Checkpoint, RunFolder, share_out
 from common.distributed import (
-    Pace, accelerator, autocast, join_group, launch, pick_device, prefetch, seed_everything,
+    Means, Pace, accelerator, autocast, join_group, launch, pick_device, prefetch, seed_everything,
     seed_of)
 
 
@@ -139,6 +140,17 @@ def test_items_made_ahead_are_the_same_and_one_ahead():
         assert not any(event.is_set() for event in made[number + 2:])
     with pytest.raises(UserError, match="line 3"):
         list(ahead)
+
+
+def test_means_are_over_the_steps_since_the_last():
+    means = Means(ALONE)
+    for losses in ([1.0, 2.0, 6.0], [4.0]):
+        for loss in losses:
+            means.add({"loss": torch.tensor(loss)}, tokens=8)
+        assert means.take(7)["loss"] == sum(losses) / len(losses)
+    means.add({"loss": torch.tensor(math.nan)}, tokens=8)
+    with pytest.raises(Diverged, match="loss is NaN or infinite at step 9"):
+        means.take(9)
 
 
 @pytest.mark.parametrize("variables, words", [

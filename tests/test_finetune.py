@@ -97,6 +97,38 @@ def test_each_evaluation_has_a_line_in_the_log_and_a_job_a_bar_that_begins_at_it
     assert not capsys.readouterr().err  # it took less than a second
 
 
+def test_the_weights_of_the_best_evaluation_count(tasks, monkeypatch):
+    task = tasks["CoLA"]
+    scores = iter([0.1, 0.7, 0.3])
+    monkeypatch.setattr(task, "score", lambda *_: {"main": next(scores)})
+    model = torch.nn.Linear(1, 2)
+    weights = []
+
+    def loss(batch):
+        weights.append(model.weight.tolist())
+        return model.weight.sum()
+
+    model.forward = lambda batch: model.weight.T.expand(len(batch["ids"]), 2)
+    model.loss = loss
+    optimizer = torch.optim.SGD(model.parameters())
+    tuning = Tuning(task, optimizer, lambda step: 0.1, (0,), evaluate_at={1, 2, 3})
+    state = fine_tune(model, tuning, Config(), ALONE.device)
+    assert state["score"] == 0.7
+    assert state["best"]["weight"].tolist() == weights[2]  # before the third step
+
+
+def test_micro_batches_have_the_gradient_of_the_batch():
+    """Also those of unequal sizes."""
+    model = torch.nn.Linear(1, 1)
+    model.loss = lambda batch: (model.weight * batch["ids"]).mean()
+    for accumulate in (1, 2, 3):
+        model.weight.grad = None
+        batch = {"ids": torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0])}
+        loss = finetune.backward(model, batch, accumulate, Config(), ALONE.device)
+        assert model.weight.grad.item() == pytest.approx(4)
+        torch.testing.assert_close(loss, 4 * model.weight.sum())
+
+
 @pytest.mark.parametrize("headline, score, baseline, poor", [
     ("accuracy", 0.6, 0.6, True),
     ("accuracy", 0.61, 0.6, False),
@@ -140,14 +172,14 @@ def test_mnli_comes_first_and_small_tasks_start_from_its_best_job(tmp_path):
 
 
 def test_the_median_job_stands_for_a_task(tmp_path):
-    (tmp_path / "jobs" / "0.6").mkdir(parents=True)
-    results = [job(str(score), "RTE", score) for score in (0.6, 0.1, 0.7)]
+    (tmp_path / "jobs" / "0.6").mkdir(parents=True)  # the lower one of two in the middle
+    results = [job(str(score), "RTE", score) for score in (0.7, 0.6, 0.1, 0.7)]
     entry = summarise(tmp_path, results)["tasks"]["RTE"]
     expected = {
         "median": 0.6,
         "diverged": 1,
-        "mean": 1.4 / 3,
-        "sd": 0.3215,
+        "mean": 2.1 / 4,
+        "sd": 0.2872,
     }
     assert {name: entry[name] for name in expected} == pytest.approx(expected, abs=1e-4)
     assert (tmp_path / "RTE").is_dir()

@@ -6,20 +6,21 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import filled
-from small_runs import TRAINED, call, next_command, write
+from small_runs import TRAINED, next_command, write
 from test_bad_input import tuning
 
+import albert
+import autobert_zero
 from common.files import read_json, read_jsonl
 
 
 @pytest.mark.parametrize("run", TRAINED)
-def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypatch, capsys):
+def test_the_next_command_works_when_it_is_pasted(run, ready, works, tmp_path, monkeypatch, capsys):
     out = shutil.copytree(ready[run], tmp_path / "run")
     log = read_jsonl(out / "log.jsonl")
     losses = [line["loss"] for line in log if "loss" in line]
     assert losses and all(map(math.isfinite, losses))
-    assert not call(filled(TRAINED[run] + " --out {out}", out=out, **ready), monkeypatch)
+    works(TRAINED[run] + " --out {out}", out=out)
     printed = capsys.readouterr().out
     assert f"{out}: finished" in printed
     assert Path(re.search("best: (.+)", printed)[1]).exists()
@@ -29,7 +30,7 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, tmp_path, monkeypa
         assert "near the baseline" in printed
     monkeypatch.chdir(tmp_path)
     before = {*tmp_path.rglob("*")}
-    assert not call(next_command(printed), monkeypatch)
+    works(next_command(printed))
     assert {*tmp_path.rglob("*")} > before
 
 
@@ -45,30 +46,38 @@ def without_answers(text):
     ("albert", "RACE", "race/test/middle/0.txt", "test_predictions.txt"),
 ])
 def test_a_tuned_model_answers_a_file_as_it_answered_its_examples(
-        program, task, source, name, ready, tmp_path, monkeypatch):
+        program, task, source, name, ready, works, tmp_path):
     """No answer of the file is read."""
     kind, _, rest = source.partition("/")
     text = (ready[kind] / rest).read_text()
     given = write(tmp_path / "mine" / Path(source).name, without_answers(text))
-    paths = {
-        **ready,
-        "here": ready[kind],
-        "given": given,
-        "to": tmp_path,
-    }
-    assert not call(filled(tuning(task, program) + " --out {to}/run", **paths), monkeypatch)
-    predict = f"{program} --predict {{given}} --init {{to}}/run/{task} --out {{to}}/out"
-    assert not call(filled(predict, **paths), monkeypatch)
+    works(tuning(task, program) + " --out {to}/run", here=ready[kind], to=tmp_path)
+    works(f"{program} --predict {given} --init {tmp_path}/run/{task} --out {tmp_path}/out")
     expected = (tmp_path / "run" / task / name).read_text()
     answers = (tmp_path / "out" / name).read_text()
     assert expected.startswith(answers) if task == "RACE" else expected == answers
     assert len(answers) > 2
 
 
+@pytest.mark.parametrize("file", [albert, autobert_zero])
+def test_rte_starts_from_mnlis_model(file, ready, works, tmp_path, monkeypatch):
+    started = []
+    start_from = file.start_from
+
+    def noted(model, source, *more):
+        started.append(Path(source.path).name)
+        return start_from(model, source, *more)
+
+    monkeypatch.setattr(file, "start_from", noted)
+    tune = tuning("RTE,MNLI", file.__name__) + " --out {out}"
+    works(tune, here=ready["glue"], out=tmp_path)
+    assert started == [file.__name__, "MNLI-0"]
+
+
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
-def test_a_diverged_fine_tuning_has_the_worst_score(program, ready, tmp_path, monkeypatch):
+def test_a_diverged_fine_tuning_has_the_worst_score(program, ready, works, tmp_path):
     tune = tuning("CoLA", program) + " --finetune_lr 1e30 --out {out}"
-    assert not call(filled(tune, here=ready["glue"], out=tmp_path, **ready), monkeypatch)
+    works(tune, here=ready["glue"], out=tmp_path)
     line = read_json(tmp_path / "done.json")["tasks"]["CoLA"]
     assert line["diverged"] > 0
     assert line["metrics"]["main"] == -1.0

@@ -1,7 +1,6 @@
 """A task of one's own: a folder with train and dev files, any labels."""
 import pytest
-from conftest import filled
-from small_runs import FEW, SEARCHES, call, next_command, write
+from small_runs import FEW, SEARCHES, next_command, write
 
 from common import folder_task, metrics
 from common.files import read_json, write_json
@@ -138,45 +137,46 @@ def test_macro_f1_is_scikit_learns(predictions, labels, expected):
 
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_folder_is_fine_tuned_predicted_and_exported(
-        program, ready, tmp_path, monkeypatch, capsys):
+        program, works, tmp_path, monkeypatch, capsys):
     make(tmp_path / "reviews")
     write(tmp_path / "new.csv", "text,label\nIt broke.,?\nGood.,\n")  # labels are not read
     monkeypatch.chdir(tmp_path)
-    few = FEW.removeprefix("--finetune_epochs 1 ")
-    tune = f"{program} --finetune reviews/ --init {{{program}}} --out run --device cpu {few}"
-    assert not call(filled(tune, **ready), monkeypatch)
+    few = FEW.removeprefix("--finetune_epochs 1 ") + " --runs 2 --device cpu"
+    tune = f"{program} --finetune reviews/ --init {{{program}}} --out run {few}"
+    works(tune)
     printed = capsys.readouterr().out
     assert "classes angry, meh, pleased; texts: text; examples: 3 train, 2 dev" in printed
     assert "macro_f1" in printed
     assert read_json(tmp_path / "run/done.json")["tasks"]["reviews"]["headline"] == "accuracy"
-    assert not call(next_command(printed), monkeypatch)
+    one, two = [path.read_bytes() for path in tmp_path.glob("run/jobs/*/checkpoint.pt")]
+    assert one != two  # seeds of their own
+    works(next_command(printed))
     config = read_json(tmp_path / "run/config.json")
     assert "reviews" in config["writes"]
     write_json(tmp_path / "run/config.json", config | {"writes": ["older"]})
     write(tmp_path / "run/older/dev.tsv", "of a run of another task")
-    assert not call(filled(f"{tune} --restart", **ready), monkeypatch)
+    works(f"{tune} --restart")
     assert not (tmp_path / "run/older").exists()
     if program == "albert":
-        together = "albert --finetune reviews --ensemble run --out mean --device cpu"
-        assert not call(together, monkeypatch)
-    assert not call(f"{program} --predict new.csv --init run/reviews", monkeypatch)
+        works("albert --finetune reviews --ensemble run --out mean --device cpu")
+    works(f"{program} --predict new.csv --init run/reviews")
     lines = (tmp_path / "run/reviews-predictions/new/test.tsv").read_text().split()[2:]
     assert {*lines[1::2]} <= {"angry", "meh", "pleased"}
-    assert not call(f"{program} --export hf --init run/reviews", monkeypatch)
+    works(f"{program} --export hf --init run/reviews")
     assert read_json(tmp_path / "hf/config.json")["id2label"]["2"] == "pleased"
     if program != "autobert_zero":  # the others predict with an exported folder too
-        assert not call(f"{program} --predict new.csv --init hf --out again", monkeypatch)
+        works(f"{program} --predict new.csv --init hf --out again")
         assert (tmp_path / "again/test.tsv").read_text().split()[2:] == lines
 
 
 @pytest.mark.parametrize("program", ["autobert_zero", "autotinybert"])
 def test_a_search_scores_candidates_on_a_folder_without_its_test_file(
-        program, ready, tmp_path, monkeypatch):
+        program, works, tmp_path, monkeypatch):
     make(tmp_path / "reviews")
     write(tmp_path / "reviews/test.csv", "no table")
     tasks = "CoLA" if program == "autobert_zero" else "MLM-saved"
     search = SEARCHES[program].replace(f"--tasks {tasks}", "--tasks {here}/reviews")
     monkeypatch.chdir(tmp_path)
     command = f"{program} --search {search} --seed 3 --device cpu --out run"
-    assert not call(filled(command, here=tmp_path, **ready), monkeypatch)
+    works(command, here=tmp_path)
     assert {*read_json(tmp_path / "run/best.json")["scores"]} == {"reviews"}

@@ -99,12 +99,12 @@ OFTEN = ("autobert_zero search",)  # test_autotinybert.py has a training
 
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else slow(name) for name in RUNS if name != "tuned"])
-def test_two_processes_end_as_one_to_rounding(name, ready, tmp_path, monkeypatch):
+def test_two_processes_end_as_one_to_rounding(name, ready, works, tmp_path):
     """Weights, and in a search the same candidates in the same order."""
     command = filled(RUNS[name], **ready)
     one = tmp_path / "one"
     two = tmp_path / "two"
-    assert not call(f"{command} --out {one}", monkeypatch)
+    works(f"{command} --out {one}")
     finish_two(command, begin(one, two))
     for path in one.rglob("checkpoint.pt"):
         ours = torch.load(path)["owned"]

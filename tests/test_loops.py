@@ -175,6 +175,7 @@ PAPER = [  # the published settings, and {step: the learning rate}
         10_000: 1e-4,
         55_000: 0.5e-4,
         100_000: 0}),
+    (autotinybert, {"lr": 1.0, "warmup": 0.25, "steps": 8}, {0: 0.5, 1: 1, 2: 1, 7: 1 / 6}),
     (mformer, mformer.PRESETS["cifar10"]["base"], {
         0: 1e-6,
         976: 1e-3,
@@ -211,14 +212,51 @@ def test_new_positions_are_copies_of_those_that_the_model_was_trained_on(file):
     assert file.extend_positions(model, 5, 5) == ""
 
 
+@pytest.mark.parametrize("make", STEPS[:3])
+def test_embeddings_are_sums_of_those_of_tokens_positions_and_types(make):
+    _, model, _, batch, *_ = make()
+    summed = []
+    encoder = model.encoder
+    encoder.norm.register_forward_pre_hook(lambda norm, inputs: summed.append(inputs[0]))
+    types = batch["token_type_ids"]
+    types[:, 5:] = 1
+    model(batch)
+    expected = (encoder.token_embedding.weight[batch["ids"]]
+                + encoder.position_embedding.weight[:types.shape[1]]
+                + encoder.token_type_embedding.weight[types])
+    torch.testing.assert_close(summed[0], expected)
+
+
+def span_models():
+    arch = autotinybert.parse_arch("1-8-8-1-8")
+    return [
+        albert.SpanModel(albert.Config(**SHAPE, positions=16)),
+        autobert_zero.TaskModel((3, 3), autobert_zero.Config(**SHAPE), 2, True),
+        autotinybert.TaskModel(autotinybert.Encoder(arch, 60), 2, True),
+    ]
+
+
+@pytest.mark.parametrize("model", span_models(), ids=lambda model: model.__module__)
+def test_the_loss_of_a_span_is_the_mean_of_those_of_start_and_end(model):
+    logits = torch.randn(3, 7, 2)
+    model.forward = lambda batch: logits
+    start = torch.tensor([4, 0, 2])
+    end = torch.tensor([5, 0, 6])
+    loss = model.loss({"start": start, "end": end, "p_mask": torch.zeros(3, 7).bool()})
+    expected = F.cross_entropy(logits[..., 0], start) + F.cross_entropy(logits[..., 1], end)
+    torch.testing.assert_close(loss, expected / 2)
+
+
 class Oracle(torch.nn.Module):
     """Answers the labels of a batch plus `shift`: all right for 0, all wrong for 1."""
 
     def __init__(self, shift):
         super().__init__()
         self.shift = shift
+        self.seen = []
 
     def forward(self, batch):
+        self.seen.append(batch["ids"])
         pair_labels = batch["next_labels" if "next_labels" in batch else "order_labels"]
         return [20.0 * F.one_hot((labels.clamp(min=0) + self.shift) % classes, classes)
                 for labels, classes in [(batch["labels"], 2000), (pair_labels, 2)]]
@@ -236,6 +274,10 @@ def test_accuracies_on_held_out_text_are_of_the_labels(file, names, shift, accur
     cfg = file.Config(length=128, dtype="float32", vocab_size=tokenizer.vocab_size)
     if file is albert:
         cfg = dataclasses.replace(cfg, dev_examples=128)
-    result = file.evaluate_language_model(Oracle(shift), data, cfg, ALONE)
+    oracle = Oracle(shift)
+    result = file.evaluate_language_model(oracle, data, cfg, ALONE)
+    again = Oracle(shift)
+    file.evaluate_language_model(again, data, dataclasses.replace(cfg, seed=1), ALONE)
+    assert all(map(torch.equal, oracle.seen, again.seen))  # the same text for all seeds
     assert [result[name] for name in names] == [accuracy] * len(names)
     assert result["mlm_loss"] == pytest.approx(20.0 * shift, abs=1e-3)

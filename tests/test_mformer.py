@@ -1,6 +1,7 @@
 """mformer.py: attention, published counts, sub-nets, search operators, beam search, whole runs."""
 import copy
 import dataclasses
+import itertools
 import math
 import random
 import shutil
@@ -11,8 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import filled
-from small_runs import ALONE, ARCH, SEARCHES, TRAINED, call, next_command, write
+from small_runs import ALONE, ARCH, SEARCHES, TRAINED, next_command, write
 
 import mformer as mf
 from common.files import load_file, read_json, read_jsonl
@@ -281,6 +281,16 @@ def test_a_translation_depends_on_no_padding_no_future_and_no_cache(types):
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_mean_of_the_patches_is_classified(monkeypatch):
+    """D23: without the class token."""
+    (arch,) = draw(mf.space_of(IMAGES), 1)
+    model = mf.ImageModel(arch, IMAGES)
+    states = torch.randn(2, 17, arch.hidden)
+    monkeypatch.setattr(model.layers, "forward", lambda *_: [states])
+    expected = model.head(model.norm(states)[:, 1:].mean(1), 10)
+    torch.testing.assert_close(model({"images": torch.randn(2, 3, 32, 32)}), expected)
+
+
 @pytest.mark.parametrize("cfg", [
     IMAGES,
     dataclasses.replace(TEXT, search_decoder=True),
@@ -326,6 +336,22 @@ def test_operators_stay_inside_the_space(cfg):
         assert mf.parse_arch(mf.arch_text(arch), cfg) == arch
         for name, choices in space.items():
             assert {*mf.values_of(arch, name)} <= {*choices}
+
+
+def test_a_child_mixes_its_parents_and_a_mutant_draws_values_again_with_the_given_chance():
+    space = mf.space_of(dataclasses.replace(IMAGES, layers=(3,)))
+    rng = random.Random(0)
+    one, two = [mf.build_arch(space, lambda name, choices, layer: choices[end]) for end in (0, -1)]
+
+    def fraction_of_last(archs):
+        return statistics.fmean(
+            value == choices[-1] for arch in archs for name, choices in space.items()
+            if len(choices) > 1 for value in mf.values_of(arch, name))
+
+    children = [mf.crossover(one, two, space, rng) for _ in range(200)]
+    mutants = [mf.mutate(one, space, 0.3, rng) for _ in range(200)]
+    assert fraction_of_last(children) == pytest.approx(0.5, abs=0.05)
+    assert fraction_of_last(mutants) == pytest.approx(0.15, abs=0.05)
 
 
 def toy_loss(arch):
@@ -382,6 +408,28 @@ def test_a_search_returns_nothing_slower_than_the_limit_or_worse_than_its_sample
     best = mf.winner([*history, *map(history_line, ranked)], limit)
     assert best["scores"]["latency"] <= limit
     assert best["score"] >= mf.winner(history, limit)["score"]
+
+
+def test_parents_are_the_best_fifth(monkeypatch):
+    parents = set()
+    mutate = mf.mutate
+    monkeypatch.setattr(
+        mf, "mutate", lambda parent, *others: parents.add(parent) or mutate(parent, *others))
+    cfg = dataclasses.replace(IMAGES, population=20, generations=1)
+    scores = mf.evolve(
+        mf.space_of(cfg), lambda archs: [*map(toy_loss, archs)], lambda arch: True, cfg)
+    assert parents <= {*sorted([*scores][:20], key=toy_loss)[:4]}
+
+
+def test_a_latency_is_the_mean_without_the_fastest_and_slowest_tenth(monkeypatch):
+    """D8; after the runs that warm up."""
+    seconds = [9.0] * mf.UNTIMED + [7.0, *range(1, 9), 50.0]
+    ticks = itertools.chain(*((0.0, each) for each in seconds))
+    monkeypatch.setattr(mf, "time", SimpleNamespace(perf_counter=ticks.__next__))
+    cfg = dataclasses.replace(IMAGES, latency_runs=10)
+    (arch,) = draw(mf.space_of(cfg), 1)
+    expected = 1000 * statistics.fmean([7, *range(2, 9)])
+    assert mf.measure_latency(arch, cfg, ALONE.device) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("limit, window", [
@@ -472,6 +520,19 @@ def test_beam_search_is_fairseqs(attn_type, beam, penalty):
 
 # --- training ---
 
+def test_held_out_losses_are_not_smoothed():
+    """And one that is no number is the worst."""
+    logits = torch.randn(6, 10)
+    labels = torch.arange(6)
+    batches = [{"labels": labels[rows], "rows": rows} for rows in (slice(4), slice(4, 6))]
+    data = SimpleNamespace(held_batches=lambda: batches)
+    model = lambda batch, arch: logits[batch["rows"]]  # noqa: E731
+    expected = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert mf.held_out_loss(model, data, IMAGES) == pytest.approx(expected)
+    logits[0] = math.nan
+    assert mf.held_out_loss(model, data, IMAGES) == mf.WORST
+
+
 @pytest.mark.parametrize("task, batch", [("cifar10", 64), ("wmt14", 4400)])
 def test_batches_of_section_6(task, batch):
     cfg = paper(task)
@@ -497,20 +558,25 @@ def weights_of(folder):
     return load_file(folder / "checkpoint.pt")["owned"]["model"]
 
 
-def test_a_search_a_training_and_an_evaluation(tmp_path, ready, monkeypatch, capsys):
+def test_a_search_a_training_and_an_evaluation(tmp_path, ready, works, monkeypatch, capsys):
     """Each by the command that the one before it prints."""
     monkeypatch.setattr(mf.Ranker, "fit", lambda self, generator: None)
     monkeypatch.setattr(mf.Ranker.importance, "__defaults__", (2,))
     monkeypatch.setitem(mf.PRESETS["cifar10"]["demo"], "steps", 2)
+    trained = []
+    train_step = mf.train_step
+    monkeypatch.setattr(
+        mf, "train_step", lambda *given: trained.append(given[6:]) or train_step(*given))
     monkeypatch.chdir(tmp_path)
-    command = filled(f"mformer --search {SEARCHES['mformer']} --device cpu", **ready)
+    command = f"mformer --search {SEARCHES['mformer']} --device cpu"
     for folder in ("search", "train"):
-        assert not call(f"{command} --out {folder}", monkeypatch)
+        works(f"{command} --out {folder}")
         command = next_command(capsys.readouterr().out)
-    assert not call(f"{command} --out evaluate", monkeypatch)
+    works(f"{command} --out evaluate")
     best = read_json(tmp_path / "search" / "best.json")
-    trained = read_json(tmp_path / "train" / "config.json")
-    assert trained["settings"]["arch"] == best["arch"]
+    settings = read_json(tmp_path / "train" / "config.json")["settings"]
+    assert settings["arch"] == best["arch"]
+    assert len(set(trained[:6])) > 3  # each step trains another sub-net
     classes = (tmp_path / "evaluate" / "classes.txt").read_text().split()
     _, labels = image_data.load_cifar10(str(ready["cifar10"]), "test")
     right = [
@@ -521,31 +587,21 @@ def test_a_search_a_training_and_an_evaluation(tmp_path, ready, monkeypatch, cap
     assert accuracy == pytest.approx(statistics.fmean(right))
 
 
-def test_a_translator_is_trained_on_and_scored(tmp_path, ready, monkeypatch):
-    """--init brings task, shape and architecture."""
-    run = tmp_path / "run"
-    train = (
-        "mformer --train --init {mformer} --train_text {pairs}/train --batch 64 "
-        "--steps 1 --lr 1e-12 --lr_start 0 --weight_decay 0 --device cpu --out {run}")
-    assert not call(filled(train, run=run, **ready), monkeypatch)
-    torch.testing.assert_close(weights_of(run), weights_of(ready["mformer"]))
-    score = (
-        "mformer --evaluate --init {run} --test_text {pairs}/train --device cpu "
-        "--out {run}/scored")
-    assert not call(filled(score, run=run, **ready), monkeypatch)
-    assert len((run / "scored" / "translations.de").read_text().splitlines()) == 40
-
-
-def test_predictions_without_references(tmp_path, ready, monkeypatch):
-    """Lines are translated as in an evaluation."""
+def test_a_translator_is_trained_on_scored_and_answers(tmp_path, ready, works, monkeypatch):
+    """--init brings task, shape and architecture. Lines without references are translated as in an
+    evaluation."""
     monkeypatch.chdir(tmp_path)
-    score = (
-        "mformer --evaluate --init {mformer} --test_text {pairs}/train --device cpu --out scored")
-    assert not call(filled(score, **ready), monkeypatch)
-    answer = "mformer --predict {pairs}/train.en --init {mformer} --device cpu --out answers"
-    assert not call(filled(answer, **ready), monkeypatch)
-    name = "translations.de"
-    assert (tmp_path / "scored" / name).read_text() == (tmp_path / "answers" / name).read_text()
+    for flags in (
+            "--train --init {mformer} --train_text {pairs}/train --batch 64 --steps 1 --lr 1e-12 "
+            "--lr_start 0 --weight_decay 0 --out run",
+            "--evaluate --init run --test_text {pairs}/train --out scored",
+            "--predict {pairs}/train.en --init run --out answers"):
+        works(f"mformer {flags} --device cpu")
+    torch.testing.assert_close(weights_of(tmp_path / "run"), weights_of(ready["mformer"]))
+    scored, answers = [
+        (tmp_path / folder / "translations.de").read_text() for folder in ("scored", "answers")]
+    assert scored == answers
+    assert scored.count("\n") == 40
 
 
 @pytest.mark.parametrize("settings, words", [
@@ -567,7 +623,7 @@ def test_the_run_folder_is_named_by_the_data(settings, name):
     assert cfg.out == f"runs/mformer-search-{name}-demo"
 
 
-def test_images_of_ones_own(tmp_path, monkeypatch):
+def test_images_of_ones_own(works, tmp_path, monkeypatch):
     """Grey, of another size, with words as labels; a second training has other classes."""
     monkeypatch.chdir(tmp_path)
     for folder, words in (("one", ["cat", "dog", "öwl"]), ("two", [0, 7])):
@@ -584,7 +640,7 @@ def test_images_of_ones_own(tmp_path, monkeypatch):
             "mformer --predict one/test.npz --init a/run --device cpu",
             f"mformer --train --images two --init a/run --out b {same}",
             "mformer --predict two/test.npz --init b --device cpu --out answers"):
-        assert not call(command, monkeypatch)
+        works(command)
     predicted = (tmp_path / "a/run-predictions/test/classes.txt").read_text(encoding="utf-8")
     assert predicted == (tmp_path / "score" / "classes.txt").read_text(encoding="utf-8")
     assert {*predicted.split()} <= {"cat", "dog", "öwl"} and len(predicted.split()) == 12
@@ -639,14 +695,13 @@ def test_pairs_of_a_validation_text_are_not_capped(tmp_path):
     assert inputs.flags["held_out"] == 15
 
 
-def test_a_training_ends_with_the_average_of_the_last_saves(tmp_path, monkeypatch, ready):
+def test_a_training_ends_with_the_average_of_the_last_saves(works, tmp_path, monkeypatch):
     monkeypatch.setattr(mf, "AVERAGED", 2)
     saved = []
     monkeypatch.setattr(
         mf.Checkpoint, "save",
         lambda self, **_: saved.append(copy.deepcopy(self.owned["model"].state_dict())))
-    command = f"{TRAINED['mformer']} --steps 7 --save_every 2 --out {{run}}"
-    assert not call(filled(command, run=tmp_path / "run", **ready), monkeypatch)
+    works(f"{TRAINED['mformer']} --steps 7 --save_every 2 --out {tmp_path}/run")
     *_, fifth, seventh, final = saved
     for name, value in final.items():
         torch.testing.assert_close(value, (fifth[name] + seventh[name]) / 2)
@@ -713,7 +768,7 @@ def test_an_input_of_padding_alone_has_zeros(kind):
         assert result[0].isfinite().all() and result[0].any()
 
 
-def test_a_search_brings_its_winner_to_a_training(ready, tmp_path, monkeypatch):
+def test_a_search_brings_its_winner_to_a_training(ready, tmp_path):
     """--init SEARCH without --arch: its best.json."""
     search = tmp_path / "search"
     shutil.copytree(ready["mformer"], search)

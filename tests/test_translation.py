@@ -117,6 +117,23 @@ def test_grey_images_with_words(tmp_path):
         class_numbers(labels, ["a", "b"], "a.npz")
 
 
+def test_images_are_held_out_and_normalised(tmp_path):
+    """Each of 20 images has one grey value of its own."""
+    pictures = Pictures(ALONE, 8, seed=0)
+    values = np.arange(20, dtype=np.uint8)
+    images = np.broadcast_to(values[:, None, None], (20, 8, 8))
+    np.savez(tmp_path / "train.npz", images=images, labels=values % 2)
+    plain = (1.0, 0.0, 0.0)
+    pictures.load_training("images", tmp_path, plain, size=5, held_out=6, train_examples=0)
+    trained = pictures.images[:, 0, 0, 0].tolist()
+    (batch,) = pictures.held_batches()
+    deviation = values.std()
+    held = batch["images"][:, 0, 4, 4] * deviation + values.mean()
+    assert sorted([*trained, *held.round().int().tolist()]) == [*range(20)]
+    assert batch["labels"].tolist() == (held.round() % 2).tolist()
+    assert batch["images"].std() < 2
+
+
 def test_a_network_keeps_its_pixel_statistics(tmp_path):
     """Also in a folder of an earlier version, which had others for CIFAR-10."""
     spec = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.2, 0.2]}
