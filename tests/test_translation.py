@@ -7,8 +7,8 @@ from common.cli import UserError
 from common.files import write_json
 from data import translation
 from data.images import (
-    Pictures, class_numbers, find_images, load_cifar10, pixel_statistics, print_differences,
-    read_npz, read_spec, save_spec)
+    Pictures, TrainingPictures, class_numbers, find_images, load_cifar10, pixel_statistics,
+    print_differences, read_npz, read_spec, save_spec)
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -119,12 +119,12 @@ def test_grey_images_with_words(tmp_path):
 
 def test_images_are_held_out_and_normalised(tmp_path):
     """Each of 20 images has one grey value of its own."""
-    pictures = Pictures(ALONE, 8, seed=0)
     values = np.arange(20, dtype=np.uint8)
     images = np.broadcast_to(values[:, None, None], (20, 8, 8))
     np.savez(tmp_path / "train.npz", images=images, labels=values % 2)
-    plain = (1.0, 0.0, 0.0)
-    pictures.load_training("images", tmp_path, plain, size=5, held_out=6, train_examples=0)
+    pictures = TrainingPictures(
+        ALONE, 8, "images", tmp_path, augmentation=(1.0, 0.0, 0.0), size=5, held_out=6,
+        train_examples=0, seed=0)
     trained = pictures.images[:, 0, 0, 0].tolist()
     (batch,) = pictures.held_batches()
     deviation = values.std()
