@@ -43,7 +43,7 @@ TRAINED = {
 FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64 --runs 1"
 SEARCHES = {
     "autobert_zero":
-        "--corpus {corpus} --glue {glue} --tasks CoLA --layers 2 --hidden 16 --heads 2 --ffn 16 "
+        "--corpus {corpus} --glue {glue} --tasks CoLA,{reviews} --layers 2 --hidden 16 --heads 2 --ffn 16 "
         "--batch 4 --steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
         f"--finalist_times 1 {FEW}",
     "autotinybert":
@@ -55,6 +55,12 @@ SEARCHES = {
         "--cifar10 {cifar10} --cost flops --layers 1 2 --hidden 16 --ffn 16 32 --heads 1 2 "
         "--patch 8 --batch 8 --accumulate 2 --held_out 16 --steps 6 --samples 20 "
         "--generations 2 --population 10 --finalists 2",
+}
+REVIEWS = {  # a task of one's own; a search does not read its test file
+    "train": 'ID,text,Label\n1,"Good, ""really"" good.",pleased\n2,It broke.,angry\n'
+             '3,"Two\nli\u2028nes",meh\n',
+    "dev": "text,label,id\nIt broke.,angry,1\nGood.,pleased,2\n",
+    "test": "no table",
 }
 TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
 
@@ -113,7 +119,7 @@ class FakeTokenizer:
 
 def make_ready(demo, root):
     """{name: folder} of small data and finished runs, made below `root`."""
-    names = ("corpus", "glue", "squad", "race", "pairs", "tuned", "cifar10", "hf", *TRAINED)
+    names = ("corpus", "glue", "squad", "race", "pairs", "reviews", "tuned", "cifar10", "hf", *TRAINED)
     folders = {name: root / name for name in names}
     write(root / "text.txt", Path(demo["corpus"], "language.txt").read_text()[:40_000])
     for path in Path(demo["glue"]).rglob("*.tsv"):
@@ -126,6 +132,8 @@ def make_ready(demo, root):
         write(root / "squad" / path.name, {"data": [article]})
     for path in Path(demo["race"]).rglob("0.txt"):
         write(root / "race" / path.relative_to(demo["race"]), path.read_bytes())
+    for split, text in REVIEWS.items():
+        write(root / "reviews" / f"{split}.csv", text)
     for end in ("en", "de"):
         lines = Path(f"{demo['train_text']}.{end}").read_text().split("\n")[:40]
         write(root / "pairs" / f"train.{end}", "\n".join(lines) + "\n")

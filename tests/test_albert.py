@@ -2,7 +2,6 @@
 fine-tuning."""
 import copy
 import dataclasses
-import math
 import shutil
 from pydoc_data.topics import topics
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from common.cli import Command
 from common.finetune import Recipe
 from common.tokenization import load_tokenizer
 from data import hf_models
-from data.corpus import Corpus
 from data.inputs import Data
 from data.order_baseline import first_token_baseline
 from data.text import train_sentencepiece
@@ -415,28 +413,6 @@ def test_inputs_of_sentence_pairs_and_their_labels(objective):
 
 # --- pre-training --------------------------------------------------------------------------------
 
-def test_losses_are_means_over_the_step(ready, tokenizer):
-    """For any number of micro-batches; chance is ln 2 for sequences with an order, and the others
-    count as 0."""
-    cfg = tiny(vocab_size=300, positions=64, length=64, batch=16, accumulate=4, steps=1)
-    text = Data(ALONE.device, tokenizer, Corpus(ready["corpus"], tokenizer))
-    torch.manual_seed(0)
-    model = albert.LanguageModel(cfg)
-    torch.nn.init.zeros_(model.order.weight)
-    batches = next(albert.training_batches(text, cfg, ALONE, 0))
-    ordered = torch.cat([batch["order_labels"] != -100 for batch in batches]).float().mean().item()
-    logits = torch.cat([model(batch)[0].flatten(0, 1) for batch in batches])
-    words = torch.cat([batch["labels"].flatten() for batch in batches])
-    optimizer = albert.Lamb(model.parameters(), 0.0)
-    numbers = albert.train_step(0, model, optimizer, batches, cfg, ALONE)
-    wanted = {
-        "mlm_loss": F.cross_entropy(logits, words).item(),
-        "order_loss": ordered * math.log(2),
-        "ordered": ordered}
-    del numbers["norm"]
-    assert numbers == pytest.approx(wanted, rel=1e-5)
-
-
 def test_the_order_loss_in_the_log_is_of_sequences_with_an_order():
     means = {"mlm_loss": 2.0, "order_loss": 0.3, "ordered": 0.5}
     assert albert.logged(means) == {**means, "loss": 2.3, "order_loss": 0.6}
@@ -517,21 +493,6 @@ def test_the_recipe_of_v2_models(tokenizer, tmp_path):
     recipes = albert.recipes(read_back(tmp_path)[0])
     assert (recipes["RACE"].lr, recipes["RACE"].dropout) == (1e-5, 0)
     assert (recipes["RTE"].lr, recipes["RTE"].dropout) == (3e-5, 0)
-
-
-def test_an_exported_model_answers_as_the_folder_of_its_task(ready, works, tmp_path):
-    tuned = ready["tuned"] / "CoLA"
-    works(f"albert --export {tmp_path}/hf --init {tuned}")
-    config = read_json(tmp_path / "hf" / "config.json")
-    assert config["finetune_length"] == 64
-    assert config["recipe"] == read_json(tuned / "config.json")["settings"]["recipe"]
-    answers = []
-    for model in (tuned, tmp_path / "hf"):
-        out = tmp_path / f"answers-of-{model.name}"
-        works(f"albert --predict {{glue}}/CoLA/test.tsv --init {model} --out {out}")
-        answers.append((out / "CoLA.tsv").read_text())
-    assert answers[0] == answers[1]
-    assert len(answers[0]) > 20
 
 
 def test_the_first_token_baseline_learns_which_token_begins_which_segment():

@@ -31,7 +31,7 @@ TINY = abz.Config(
 @functools.cache
 def random_attentions():
     rng = random.Random(0)
-    return [abz.sample_attention(rng, TINY) for _ in range(100)]
+    return [abz.sample_attention(rng, TINY) for _ in range(60)]
 
 
 def random_inputs():
@@ -348,7 +348,7 @@ def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
             assert path[min(position, len(path) - 1)][0] == op
             assert position <= len(abz.path_of(parent))  # Sec. 3.2, D41
         longer += len(path) > len(abz.path_of(parent))
-    assert longer > 20
+    assert longer > 12
 
 
 def test_edits_reach_bert_from_a_cosine_and_back():

@@ -44,6 +44,7 @@ def test_a_search_writes_history_best_network_and_the_next_command(
         searched, ready, works, tmp_path, monkeypatch, capsys):
     lines = read_jsonl(searched / "history.jsonl")
     assert [line["round"] for line in lines] == [0] * 3 + [1] * 4
+    assert lines[0]["scores"].keys() == {"CoLA", "reviews"}
     best = read_json(searched / "best.json")
     first = max(lines, key=lambda line: line["score"])
     assert best["arch"] == first["arch"]  # the one finalist, scored again

@@ -14,12 +14,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from conftest import filled
-from kills import finish_two
 from small_runs import ALONE, SEARCHES, FakeTokenizer, next_command
 
 import autotinybert as atb
 from common.cli import Command
-from common.files import load_file, read_json, release_locks
+from common.files import read_json
 from common.run import keep_model
 from common.tokenization import load_tokenizer
 
@@ -510,33 +509,8 @@ def flags(ready):
     """Those of a run on small data that takes seconds."""
     few = ("--glue {glue} --vocab_size 300 --save_every 1 --finetune_epochs 1 "
            "--finetune_length 32 --finetune_batch 12")
-    search = SEARCHES["autotinybert"].replace("MLM-saved", "SST-2")
+    search = SEARCHES["autotinybert"].replace("MLM-saved", "SST-2,{reviews}")
     return shlex.split(filled(f"{search} {few}", **ready))
-
-
-def test_a_training_continues_with_another_number_of_processes(ready, tmp_path, monkeypatch):
-    """Killed after a step of one process and continued by two, a further training leaves what one
-    process leaves."""
-    command = ("--further_train --corpus {corpus} --arch 2-16-16-2-16 --batch 8 --length 32 "
-               "--dropout 0.1 --further_steps 3 --eval_every 2 --save_every 1 --device cpu")
-    command = filled(command, **ready)
-    run_here(*shlex.split(command), "--out", tmp_path / "whole")
-    save = atb.Checkpoint.save
-
-    def save_and_stop(checkpoint, **values):
-        save(checkpoint, **values)
-        raise atb.Stop
-
-    monkeypatch.setattr(atb.Checkpoint, "save", save_and_stop)
-    run_here(*shlex.split(command), "--out", tmp_path / "killed", status=143)
-    release_locks()
-    finish_two(f"autotinybert {command}", tmp_path / "killed")
-    assert '"event": "resumed"' in (tmp_path / "killed" / "log.jsonl").read_text()
-    one, two = [
-        load_file(tmp_path / name / "model/checkpoint.pt")["owned"]["model"]
-        for name in ("whole", "killed")
-    ]
-    torch.testing.assert_close(one, two)
 
 
 @pytest.fixture(scope="module")

@@ -1,22 +1,13 @@
 """A task of one's own: a folder with train and dev files, any labels."""
 import pytest
-from small_runs import FEW, SEARCHES, next_command, write
+from small_runs import FEW, REVIEWS, next_command, write
 
 from common import folder_task, metrics
 from common.files import read_json, write_json
 from common.cli import UserError
 from common.finetune import parse_tasks
 
-TRAIN = """ID,text,Label
-1,"Good, ""really"" good.",pleased
-2,It broke.,angry
-3,"Two
-li\u2028nes",meh
-"""
-DEV = "text,label,id\nIt broke.,angry,1\nGood.,pleased,2\n"
-
-
-def make(folder, train=TRAIN, dev=DEV, ending="csv"):
+def make(folder, train=REVIEWS["train"], dev=REVIEWS["dev"], ending="csv"):
     write(folder / f"train.{ending}", train)
     write(folder / f"dev.{ending}", dev)
     return folder_task.FolderName(folder)
@@ -79,7 +70,7 @@ def test_mistakes_are_named_with_file_and_line(train, dev, message, tmp_path):
 
 def test_files_that_are_missing_or_twice_are_named(tmp_path):
     name = make(tmp_path / "t")
-    write(tmp_path / "t" / "dev.tsv", DEV)
+    write(tmp_path / "t" / "dev.tsv", REVIEWS["dev"])
     with pytest.raises(UserError, match="there is dev.csv too"):
         name.files()
     (tmp_path / "t" / "dev.tsv").unlink()
@@ -167,16 +158,8 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
     if program != "autobert_zero":  # the others predict with an exported folder too
         works(f"{program} --predict new.csv --init hf --out again")
         assert (tmp_path / "again/test.tsv").read_text().split()[2:] == lines
-
-
-@pytest.mark.parametrize("program", ["autobert_zero", "autotinybert"])
-def test_a_search_scores_candidates_on_a_folder_without_its_test_file(
-        program, works, tmp_path, monkeypatch):
-    make(tmp_path / "reviews")
-    write(tmp_path / "reviews/test.csv", "no table")
-    tasks = "CoLA" if program == "autobert_zero" else "MLM-saved"
-    search = SEARCHES[program].replace(f"--tasks {tasks}", "--tasks {here}/reviews")
-    monkeypatch.chdir(tmp_path)
-    command = f"{program} --search {search} --seed 3 --device cpu --out run"
-    works(command, here=tmp_path)
-    assert {*read_json(tmp_path / "run/best.json")["scores"]} == {"reviews"}
+    if program == "albert":
+        exported = read_json(tmp_path / "hf/config.json")
+        settings = read_json(tmp_path / "run/reviews/config.json")["settings"]
+        assert exported["finetune_length"] == settings["finetune_length"] == 64
+        assert exported["recipe"] == settings["recipe"]

@@ -16,11 +16,14 @@ from small_runs import SEARCHES, TRAINED, TUNED, call
 
 import autotinybert
 import mformer
+from common.cli import Stop
 from common.files import read_jsonl, release_locks
 from common.distributed import Pace
+from common.run import Checkpoint
 
 RUNS = {
     name: f"{command} --steps 6 --save_every 2 --accumulate 2" for name, command in TRAINED.items()}
+RUNS["autotinybert"] += " --further_steps 6"
 RUNS["tuned"] = f"{TUNED} --finetune_dropout 0.1 --finetune_epochs 6 --eval_every 2"
 for name, words in SEARCHES.items():
     RUNS[f"{name} search"] = f"{name} --search {words} --save_every 2 --device cpu"
@@ -64,7 +67,7 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
     assert main([*words, "--out", f"{tmp_path}/whole"]) == 0
     monkeypatch.setattr(Path, "replace", mortal)  # by which every file gets its name
     while not (tmp_path / "killed" / "done.json").exists():
-        lives = 4 * 2 ** deaths  # more each time: a run that begins again writes a few files first
+        lives = 5 * 3 ** deaths  # more each time: a run that begins again writes a few files first
         try:
             main([*words, "--out", f"{tmp_path}/killed"])
         except Killed:
@@ -94,18 +97,30 @@ def test_sigterm_in_the_last_step_loses_no_step(name, ready, tmp_path, monkeypat
     assert len(steps) == 2
 
 
-OFTEN = ("autobert_zero search",)  # test_autotinybert.py has a training
+OFTEN = ("autobert_zero search", "autotinybert")
 
 
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else slow(name) for name in RUNS if name != "tuned"])
-def test_two_processes_end_as_one_to_rounding(name, ready, works, tmp_path):
-    """Weights, and in a search the same candidates in the same order."""
+def test_two_processes_end_as_one_to_rounding(name, ready, works, tmp_path, monkeypatch):
+    """Weights, and in a search the same candidates in the same order. A training is begun by one
+    process, which is stopped where it first saves, and continued by two."""
     command = filled(RUNS[name], **ready)
     one = tmp_path / "one"
     two = tmp_path / "two"
     works(f"{command} --out {one}")
-    finish_two(command, begin(one, two))
+    begin(one, two)
+    if name in TRAINED:
+        save = Checkpoint.save
+
+        def save_and_stop(checkpoint, **values):
+            save(checkpoint, **values)
+            raise Stop
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoint, "save", save_and_stop)
+            assert call(f"{command} --out {two}", patch) == 143
+    finish_two(command, two)
     for path in one.rglob("checkpoint.pt"):
         ours = torch.load(path)["owned"]
         theirs = torch.load(two / path.relative_to(one))["owned"]

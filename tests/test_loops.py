@@ -161,6 +161,30 @@ def test_the_gradient_is_that_of_one_micro_batch(make, of_two):
             torch.testing.assert_close(others[name], whole[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("make, counts", [
+    (albert_step, [24, 8]),  # all sequences (D1)
+    (autobert_zero_step, [24, 4]),  # those with a label
+    (image_step, [8]),
+    (translation_step, [32]),
+])
+def test_losses_are_sums_over_labels_and_a_step_returns_their_means(make, counts):
+    file, model, cfg, batch, _, _, more = make()
+    assert file.count_labels(batch).tolist() == counts
+    outputs = model(batch, *more)
+    outputs = [outputs] if torch.is_tensor(outputs) else outputs
+    labels = [value.flatten() for name, value in batch.items() if "labels" in name]
+    smoothing = {"label_smoothing": mformer.SMOOTHING} if file is mformer else {}
+    expected = [
+        F.cross_entropy(logits.flatten(0, -2), each, reduction="sum", **smoothing) / count
+        for logits, each, count in zip(outputs, labels, counts)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    cfg = dataclasses.replace(cfg, accumulate=1)
+    values = file.train_step(0, model, optimizer, [batch], cfg, ALONE, *more)
+    losses = [value for name, value in values.items() if "loss" in name]
+    torch.testing.assert_close(torch.stack(losses), torch.stack(expected))
+    assert values.get("ordered", 0.5) == 0.5
+
+
 PAPER = [  # the published settings, and {step: the learning rate}
     (albert, {"batch": 4096, "lr": 1.76e-3, "warmup": 3125 / 125000, "steps": 125000}, {
         0: 0,
