@@ -111,7 +111,7 @@ def test_the_weights_of_the_best_evaluation_count(tasks, monkeypatch):
     model.forward = lambda batch: model.weight.T.expand(len(batch["ids"]), 2)
     model.loss = loss
     optimizer = torch.optim.SGD(model.parameters())
-    tuning = Tuning(task, optimizer, lambda step: 0.1, (0,), evaluate_at={1, 2, 3})
+    tuning = Tuning(task, optimizer, lambda *place: 0.1, (0,), evaluate_at={1, 2, 3})
     state = fine_tune(model, tuning, Config(), ALONE.device)
     assert state["score"] == 0.7
     assert state["best"]["weight"].tolist() == weights[2]  # before the third step
