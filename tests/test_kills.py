@@ -67,7 +67,7 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
     assert main([*words, "--out", f"{tmp_path}/whole"]) == 0
     monkeypatch.setattr(Path, "replace", mortal)  # by which every file gets its name
     while not (tmp_path / "killed" / "done.json").exists():
-        lives = 5 * 3 ** deaths  # more each time: a run that begins again writes a few files first
+        lives = 4 * 2 ** deaths  # more each time: a run that begins again writes a few files first
         try:
             main([*words, "--out", f"{tmp_path}/killed"])
         except Killed:
