@@ -232,10 +232,16 @@ def path_of(expression):
     return path
 
 
+def count_reads(expression):
+    """{input or operation: how many operands it is}."""
+    return collections.Counter(
+        operand for _, *operands in path_of(expression) for operand in operands)
+
+
 def used_inputs(expression):
     """The inputs that an expression reads, in the order of INPUTS."""
-    operands = {operand for _, *operands in path_of(expression) for operand in operands}
-    return [name for name in INPUTS if name in operands]
+    reads = count_reads(expression)
+    return [name for name in INPUTS if reads[name]]
 
 
 def canonical(expression):
@@ -289,12 +295,6 @@ TEXT = {
     "neg": "neg({})", "transpose": "{}.T", "scale": "scale({})", "softmax": "softmax({})",
     "logsigmoid": "logsigmoid({})", "softsign": "softsign({})", "add": "({} + {})",
     "matmul": "({} @ {})", "cosine": "cos({}, {})", "euclidean": "dist({}, {})"}
-
-
-def count_reads(expression):
-    """{input or operation: how many operands it is}."""
-    return collections.Counter(
-        operand for _, *operands in path_of(expression) for operand in operands)
 
 
 def formula(expression):
@@ -873,18 +873,14 @@ class SuperNet:
         model.load_state_dict(cut_out(self.weights, model))
 
     def write_back(self, candidates):
-        """Copy the weights of a round: pairs (arch, state_dict), the best score first."""
-        # D10: a weight is written by the best candidate that has it, as its pre-training left it; a
-        # mean over candidates would be no network. The paper does not say how, nor whether
-        # fine-tuned weights are meant
-        written = {}
+        """Copy the weights of a round: pairs (arch, state_dict), the best score last."""
+        # D10: a weight is that of the best candidate that has it, which writes last, as its
+        # pre-training left it; a mean over candidates would be no network. The paper says neither
+        # how, nor whether fine-tuned weights are meant
         for arch, state in candidates:
             for name, value in state.items():
                 there, part = slot(name, value, arch)
-                target = self.weights[there]
-                done = written.setdefault(there, torch.zeros_like(target, dtype=torch.bool))
-                target[part] = torch.where(done[part], target[part], value)
-                done[part] = True
+                self.weights[there][part] = value
 
     def load_rest(self, weights):
         """Copy a network's weights, except its convolutions and attentions."""
@@ -902,9 +898,9 @@ class SuperNet:
 
 
 def grow(rng, length):
-    """A random expression of up to `length` operations, or None where the draws do not fit.
-    Invariant: at most `left` results are unread."""
-    expressions = list(INPUTS)  # and each operation that is drawn; the numbers below are indices
+    """A random expression of up to `length` operations, drawn one after another; None where no
+    draw fits. At most `left` older results stay unread, so that `left` more operations join all."""
+    expressions = list(INPUTS)  # the inputs and the operations so far; below are indices in it
     inputs = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
     shapes = {number: "nd" for number in inputs}
     unread = set(inputs)
@@ -929,22 +925,23 @@ def grow(rng, length):
 
 @torch.no_grad()
 def gain(expression, cfg):
-    """The size of what an attention adds to an input of size 1, before any training: at the length,
-    head dim and initialisation of cfg."""
+    """The root mean square of what an untrained attention adds to an input with root mean square 1,
+    at the length, head dim and initialisation of cfg."""
     generator = torch.Generator().manual_seed(0)
     deviation = cfg.init_std * math.sqrt(cfg.hidden)  # of projections; 0.55 in BERT-base
     shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads
     inputs = deviation * torch.randn(shape, generator=generator)
     values = run_graph(path_of(expression), dict(zip(INPUTS, inputs)))
-    return deviation * values[expression].square().mean().sqrt().item()
+    return deviation * values[expression].square().mean().sqrt().item()  # deviation: of W_O
 
 
 def sample_attention(rng, cfg):
     """A random legal attention of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
     # D38: a random attention adds neither next to nothing nor more than half of its input's size.
-    # V + neg(V) adds nothing. After many products over tokens without a softmax, LayerNorm leaves
-    # little of the input, and the network does not learn. Mutations still reach all others
+    # V + neg(V) adds nothing. Many products over tokens without a softmax add so much that
+    # LayerNorm leaves little of the input, and the network does not learn. Mutations have no such
+    # limit
     while True:
         expression = grow(rng, rng.randint(1, MAX_PATH))
         if expression and searchable(expression) and 0.001 < gain(expression, cfg) < 0.5:
@@ -960,13 +957,13 @@ def sample_arch(rng, cfg):
 
 
 def ucb(totals, counts, alpha):
-    """Eq. 3: u_i = mu_i + alpha sqrt(2 log N / N_i), for each option i. totals: summed scores of
-    the options; counts: N_i, numbers of samples."""
+    """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). totals: the sum of each
+    option's scores. counts: N_i, the number of its samples."""
     N = sum(counts)  # D21: samples at this position alone; the paper's N counts all
     mean = sum(totals) / max(N, 1)
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
     # D8: mu_i includes one pseudo-sample at the overall mean, so that a single sample decides
-    # nothing; an option that was never tried has only that, and N_i = 1
+    # little. An option that was never tried has this one alone, and N_i = 1
     return [(total + mean) / (tries + 1) + bonus / math.sqrt(max(tries, 1))
             for total, tries in zip(totals, counts)]
 
@@ -990,29 +987,28 @@ class OperationPriority:
         mean = statistics.fmean(scores)
         deviation = statistics.pstdev(scores) or 1.0
         for line in history:
-            # D31: a diverged candidate counts as the worst score; 0 would exclude all its
-            # operations
+            # D31: a diverged candidate counts as the worst score of the others; 0 would exclude
+            # all its operations
             score = scores[-1] if line["diverged"] else line["score"]
             for number, layer in enumerate(parse_arch(line["arch"])):
                 options = [(number, layer)]
                 if not isinstance(layer, int):
                     options = [(position, op) for position, (op, *_) in enumerate(path_of(layer))]
-                # D33: N_i of Eq. 3 counts occurrences in evaluated candidates, most of them
-                # inherited; the paper's counts what was sampled
+                # D33: N_i of Eq. 3 counts the occurrences of an operation in evaluated candidates;
+                # the paper counts how often it was sampled. A child inherits most operations
                 for option in options:
                     self.samples[option].append((score - mean) / deviation)
 
     def probabilities(self, options, position, legal=None):
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
-        softmax (Sec. 3.2) of Eq. 3, and 0 for options that are not `legal`."""
+        softmax of Eq. 3 over the `legal` options (Sec. 3.2), and 0 for the others."""
         samples = [self.samples[position, option] for option in options]
         scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
                      self.cfg.alpha)
         # D9: Eq. 3 has scores in standard deviations, so that the unit of a metric does not matter,
         # and the softmax multiplies it by SHARPNESS. A tenth of the probability is uniform, so that
-        # an option that failed once is tried again. Exploration comes from this uniform mixture:
-        # with the paper's alpha = 0.01 the bonus of Eq. 3 is a factor of at most e^0.15 (1 sample
-        # of 1,000)
+        # an option that failed once is tried again. This tenth explores: the bonus of Eq. 3 with
+        # the paper's alpha = 0.01 multiplies a weight by at most e^0.15 (1 sample of 1,000)
         allowed = [option in (legal or options) for option in options]
         top = max(itertools.compress(scores, allowed))
         weights = [math.exp(SHARPNESS * (score - top)) if fits else 0.0
@@ -1021,13 +1017,14 @@ class OperationPriority:
                 for weight, fits in zip(weights, allowed)]
 
 
-# The edits of an attention. Each yields the expressions that can replace the operation `old`, of
-# which some are illegal; `others` are the inputs and the operations before it in the path.
+# The edits of an attention. Each yields expressions that can replace the operation `old`; some are
+# illegal. `others` are the inputs and the operations before `old` in the path.
 # D7: a mutation is one of these five edits of an attention; the paper names none
 
 
 def applied(operands, others):
-    """Every operation on these operands; with one, the other operand is any of `others`."""
+    """Every operation on these operands. Where one is given, a binary operation takes any of
+    `others` as the other."""
     for op in OPS:
         if op in UNARY:
             yield from ((op, operand) for operand in operands)
@@ -1040,21 +1037,20 @@ def applied(operands, others):
 
 
 def with_operand(operation, side, operand):
-    """The operation with another operand."""
+    """The operation with another operand on one side, 0 or 1."""
     return *operation[:side + 1], operand, *operation[side + 2:]
 
 
 def replace(old, others):
-    """Another operation on the same operands. Between binary operations one operand may also gain
-    or lose a transpose: else no legal attention is between cos(a, b) and a @ b.T."""
+    """Another operation on the same operands. One operand of a binary operation may also gain or
+    lose a transpose: one edit leads from cos(a, b) to a @ b.T, since none between them is legal."""
     op, *operands = old
     yield from applied(operands, others)
-    for side, new in itertools.product(range(len(operands)), BINARY if op in BINARY else ()):
-        match operands[side]:
-            case ("transpose", operand):
-                yield with_operand((new, *operands), side, operand)
-            case operand:
-                yield with_operand((new, *operands), side, ("transpose", operand))
+    if op in BINARY:
+        for side, operand in enumerate(operands):
+            other = operand[1] if operand[0] == "transpose" else ("transpose", operand)
+            for new in BINARY:
+                yield with_operand((new, *operands), side, other)
 
 
 def append(old, others):
@@ -1093,22 +1089,23 @@ def substitute(expression, old, new):
 
 
 def legal_children(parent, edit, index):
-    """The attentions that a search may propose, of those that an edit of the operation at an index
-    of the parent's path makes."""
-    parts = [*INPUTS, *path_of(parent)]
-    number = len(INPUTS) + index
-    edited = edit(parts[number], parts[:number])
-    children = [canonical(substitute(parent, parts[number], new)) for new in edited]
+    """The attentions that an edit makes of the operation at an index of the parent's path, those
+    that a search may propose."""
+    path = [*path_of(parent)]
+    old = path[index]
+    edited = edit(old, [*INPUTS, *path[:index]])
+    children = [canonical(substitute(parent, old, new)) for new in edited]
     return [child for child in dict.fromkeys(children) if child != parent and searchable(child)]
 
 
 def choose(children, position, rng, priority):
-    """One of the children: the operation at a position of their paths is drawn by the priorities,
-    then a child that has it there, or at the end of a shorter path."""
+    """One of the children. The priorities draw the operation at a position of their paths, or at
+    the end of shorter ones; then it is one of the children that have it there."""
     by_operation = collections.defaultdict(list)
     for child in children:
-        operation = [*path_of(child)][:position + 1][-1]
-        by_operation[operation[0]].append(child)
+        path = [*path_of(child)]
+        op, *_ = path[min(position, len(path) - 1)]
+        by_operation[op].append(child)
     chances = priority.probabilities(OPS, position, by_operation)
     return rng.choice(by_operation[rng.choices(OPS, chances)[0]])
 
@@ -1116,8 +1113,8 @@ def choose(children, position, rng, priority):
 def edit_attention(parent, rng, priority):
     """A legal attention one edit away; the parent where there is none.
 
-    Edit and operation are uniform. A new operation is drawn by the priorities of its position in
-    the child (Sec. 3.2: a path of length k uses the first k distributions).
+    The edit and the operation that it changes are uniform. The priorities of a position in the
+    child draw the new operation (Sec. 3.2: a path of length k uses the first k distributions).
     """
     edits = [*itertools.product(EDITS, range(len(path_of(parent))))]
     for edit, index in rng.sample(edits, len(edits)):
@@ -1125,24 +1122,24 @@ def edit_attention(parent, rng, priority):
             if edit in (delete, rewire):
                 # D35: delete and rewire make no new operation, so they are drawn uniformly
                 return rng.choice(children)
-            # D41: an operation after the last one is drawn by the priorities of position k + 1
+            # D41: an operation appended to the last one is drawn by the priorities of position
+            # k + 1; the paper has k positions
             return choose(children, index + (edit is append), rng, priority)
     return parent
 
 
 def mutate(parent, rng, priority):
-    """A child of an architecture (Alg. 1, lines 6, 7): a random layer may change its kind, at
-    random, then a random layer changes inside, by the OperationPriority."""
+    """A child of an architecture (Alg. 1, lines 6, 7). A random layer may become another kind, at
+    random; then a random layer changes inside, by the priorities."""
     child = list(parent)
-    # D16: only half of the children change a kind, so that a child can differ in one attention
-    # alone
+    # D16: only half of the children change a kind, so that a child can differ in one layer alone
     if rng.random() < 0.5:  # inter-layer, as in a plain evolution (Sec. 3.2)
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
             child[layer] = rng.choice(KERNELS)
         elif attentions and rng.random() < 0.5:
-            # D24: half of the new attentions are another layer's
+            # D24: half of the new attentions are copies of another layer's
             child[layer] = rng.choice(attentions)
         else:
             child[layer] = sample_attention(rng, priority.cfg)
@@ -1155,41 +1152,41 @@ def mutate(parent, rng, priority):
 
 
 def round_sizes(cfg):
-    """Numbers of candidates in each round: the initial population, then children."""
+    """The number of candidates in each round: the initial population, then children."""
     later = cfg.parents * cfg.children
-    # D11: the population comes in rounds of the same size, so that the super-net learns from its
+    # D11: the population comes in rounds of the same size, so that the super-net learns from the
     # start
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
 
 
 def propose(history, number, cfg):
-    """The candidates of a round: [(id of the parent or None, architecture)]. The same in every
+    """The candidates of a round: [(id of the parent or None, architecture)], the same in every
     process.
 
-    history: dicts of "id", "round", "parent" (an id or None), "arch" (text), "score", "scores" (by
-    task), "diverged", "seconds"; id, arch, score and diverged are read.
+    history: the candidates so far, dicts of which "id", "arch" (text), "score" and "diverged" are
+    read.
     """
     rng = random.Random(f"{cfg.seed} round {number}")
-    size = round_sizes(cfg)[number]
-    initial = number < len(round_sizes(cfg)) - cfg.rounds
+    sizes = round_sizes(cfg)
     parents = []
-    if not initial and cfg.strategy != "random":
+    if number >= len(sizes) - cfg.rounds and cfg.strategy != "random":
         parents = ranked(history)[:cfg.parents]  # Alg. 1, line 4
     priority = OperationPriority(history, cfg)  # Alg. 1, line 12
     seen = {line["arch"] for line in history}
     proposals = []
-    while len(proposals) < size:
+    while len(proposals) < sizes[number]:
         if parents:
-            parent = parents[len(proposals) // cfg.children % len(parents)]
-            arch = mutate(parse_arch(parent["arch"]), rng, priority)  # Alg. 1, lines 6, 7
+            line = parents[len(proposals) // cfg.children % len(parents)]
+            parent = line["id"]
+            arch = mutate(parse_arch(line["arch"]), rng, priority)  # Alg. 1, lines 6, 7
         else:
             parent = None
             arch = sample_arch(rng, cfg)  # Alg. 1, line 1
         text = arch_text(arch)
         if text not in seen:  # no candidate twice (D19)
             seen.add(text)
-            proposals.append((parent["id"] if parent else None, arch))
+            proposals.append((parent, arch))
     return proposals
 
 
@@ -1307,7 +1304,7 @@ def search(supernet, run, data, cfg):
         if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
             supernet.write_back(
                 (archs[line["id"]], load_file(run.folder / name / f"{line['id']}.pt"))
-                for line in ranked(lines))
+                for line in reversed(ranked(lines)))
         history = history + lines  # line 11
         checkpoint.save(history=history)
         write_history(run, number, history)

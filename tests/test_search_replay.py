@@ -176,7 +176,7 @@ def test_scores_with_shared_weights_are_those_of_a_search(monkeypatch, tmp_path)
     assert scores == [0.01, 0.02, 0.03, 0.04, 0.05]
     assert started == [(0, 0)] * 3 + [(1, 1)] * 2
     assert [[name for _, name in pairs] for pairs in written] == [
-        ["7.pt", "9.pt", "5.pt"], ["6.pt", "8.pt"]]  # the best first
+        ["5.pt", "9.pt", "7.pt"], ["8.pt", "6.pt"]]  # the best last
 
 
 def test_the_gain_of_sharing_is_a_difference_of_rank_correlations():

@@ -47,7 +47,7 @@ def shared_scores(seed, numbers, folder):
                 result = abz.score_candidate(archs[key], number, supernet, data, cfg, path)
                 lines.append({"id": key, **result})
             supernet.write_back((archs[line["id"]], load_file(Path(scratch) / f"{line['id']}.pt"))
-                                for line in abz.ranked(lines))
+                                for line in reversed(abz.ranked(lines)))
         scores += [line["score"] for line in lines]
     return scores
 
