@@ -1191,10 +1191,12 @@ def propose(history, number, cfg):
 
 
 def score_candidate(arch, number, supernet, data, cfg, path):
-    """Pre-train and fine-tune one candidate (App. D.1): {score, scores, diverged, seconds}.
+    """Evaluate one candidate (App. D.1, "model evaluation"): pre-train it, then fine-tune copies of
+    it on the proxy tasks. Returns {score, scores, diverged, seconds}, and saves the pre-trained
+    weights as path.pt.
 
-    number: of the round. Each round reads its own part of the text; a network that is trained again
-    reads the part of round 0. path.pt gets the candidate's pre-trained weights.
+    number: the round, which chooses a part of the text. A network that is trained again reads the
+    part of round 0.
     """
     began = time.perf_counter()
     model = LanguageModel(arch, cfg, shared=True)
@@ -1220,7 +1222,7 @@ def score_candidate(arch, number, supernet, data, cfg, path):
 
 
 def train_candidate(model, data, cfg, checkpoint, number):
-    """Pre-train one candidate in this process, from its checkpoint on. number: of the round. Raises
+    """Pre-train one candidate in this process, from its checkpoint on. number: the round. Raises
     Diverged, and Stop after SIGTERM."""
     alone = checkpoint.ranks
     optimizer = make_optimizer(model, cfg.weight_decay)
@@ -1244,7 +1246,7 @@ def train_candidate(model, data, cfg, checkpoint, number):
 
 
 def score_task(model, task, cfg, device):
-    """The main metric on dev of a copy of the model, fine-tuned on a proxy task."""
+    """Fine-tune a copy of the model on a proxy task; returns its main metric on dev."""
     seed_everything(cfg.seed, "head", task.name)
     tuned = move(TaskModel(model.encoder.arch, cfg, task.outputs, shared=True), device)
     tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
@@ -1253,15 +1255,17 @@ def score_task(model, task, cfg, device):
     state = fine_tune(tuned, Tuning(task, optimizer, schedule, key), cfg, device)
     if state["diverged"]:
         raise Diverged(state["diverged"])
-    # D32: a negative metric counts as 0, which a diverged candidate has
+    # D32: a negative metric counts as 0, the score of a diverged candidate
     return max(task.score("dev", predict(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
 def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
-    """{id: score_candidate's result} of {id: architecture}, shared out over the processes, the
-    longest formulas first, since they tend to take longest. The folder NAME of the run keeps them,
-    and the weights ID.pt. Prints and logs a line for each; best: the score above which it is
-    marked."""
+    """Evaluate {id: architecture}, shared out over the processes; returns {id: result}. Long
+    formulas come first, since they tend to take longest.
+
+    The folder `name` of the run keeps results and weights, so that a stopped run goes on. Prints
+    and logs a line for each, with a star where the score is above `best` and all before it.
+    """
     folder = run.folder / name
 
     def evaluate(key):
@@ -1286,8 +1290,8 @@ def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
 
 
 def search(supernet, run, data, cfg):
-    """OP-NAS (Algorithm 1): the history of all candidates. A run that was stopped continues with
-    the round in which it was stopped."""
+    """OP-NAS (Algorithm 1); returns the history of all candidates. A stopped run continues with the
+    round in which it was stopped."""
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet)
     history = checkpoint.restore().get("history", [])
     begin = history[-1]["round"] + 1 if history else 0
@@ -1312,13 +1316,14 @@ def search(supernet, run, data, cfg):
 
 
 def write_history(run, number, history):
-    """Write history.jsonl as the checkpoint has it, and delete the folder of the round."""
+    """Write history.jsonl as the checkpoint has it, and delete the folder of the round, whose
+    results it has."""
 
     def write():
         write_atomic(run.folder / "history.jsonl", jsonl(history))
         shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
 
-    gather(run.ranks, None)  # all processes have read the files of the round
+    gather(run.ranks, None)  # waits until all processes have read the files of the round
     on_main(run.ranks, write)
     if history:
         best = max(line["score"] for line in history)
@@ -1326,14 +1331,14 @@ def write_history(run, number, history):
 
 
 def hand_designed(layers):
-    """{name: architecture} of the baselines that a search has to beat. The hybrid alternates
-    between conv3 and BERT's attention."""
+    """{name: architecture} of the networks that a search has to beat. The hybrid alternates between
+    conv3 and BERT's attention."""
     alternating = (parse_arch(f"conv3 | {BERT_ATTENTION}") * layers)[:layers]
     return {"BERT": read_arch("bert", layers), "hybrid": alternating}
 
 
 def majority_baseline(tasks):
-    """What a search has to beat: the majority baseline's {score, scores by task}."""
+    """{score, scores by task} of the majority baseline, which a search has to beat."""
     scores = {name: task.majority_baseline for name, task in tasks.items()}
     return {"score": statistics.mean(scores.values()), "scores": scores}
 
@@ -1347,42 +1352,47 @@ def first_super_net(source, run, data, cfg):
     """The super-net at the beginning of a search: random, as in the paper, with --init's weights,
     or after a warm start."""
     first = SuperNet(cfg)
-    if source:
+    if source and source.arch:
         seed_everything(cfg.seed, "model")  # a fine-tuned model has no language-model heads
-        model = LanguageModel(parse_arch(source.arch), cfg) if source.arch else first
+        model = LanguageModel(parse_arch(source.arch), cfg)
         print0(run.ranks, start_from(model, source))
-        if source.arch:
-            first.write_back([(model.encoder.arch, model.state_dict())])
+        first.write_back([(model.encoder.arch, model.state_dict())])
+    elif source:
+        print0(run.ranks, start_from(first, source))
     elif cfg.warm_times:
-        # D40: a warm start trains what all candidates share. The embeddings, FFNs, norms and heads
-        # come from the hand-designed network that learns soonest, after --warm_times x --steps
-        # steps; convolutions and attentions stay random. A candidate's few steps then train mainly
-        # its mixers
-        archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
-        longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
-        no_tasks = dataclasses.replace(data, tasks={})
-        result = score_candidates(archs, 0, first, run, "warm-start", no_tasks, longer)["hybrid"]
-        if result["diverged"]:
-            raise UserError(f"{run.folder}: the warm start diverged; lower --lr, --restart")
-        first.load_rest(load_file(run.folder / "warm-start" / "hybrid.pt"))
+        warm_start(first, run, data, cfg)
     return first
 
 
+def warm_start(supernet, run, data, cfg):
+    """Train a hand-designed network, the one that learns soonest, and copy its weights except its
+    mixers into the super-net."""
+    # D40: a warm start trains what all candidates share: embeddings, FFNs, norms and heads. A
+    # candidate's few steps then train mainly its convolutions and attentions, which start random
+    archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
+    longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
+    no_tasks = dataclasses.replace(data, tasks={})
+    result = score_candidates(archs, 0, supernet, run, "warm-start", no_tasks, longer)["hybrid"]
+    if result["diverged"]:
+        raise UserError(f"{run.folder}: the warm start diverged; lower --lr, --restart")
+    supernet.load_rest(load_file(run.folder / "warm-start" / "hybrid.pt"))
+
+
 def open_proxies(names, cfg, data):
-    """The data with the proxy tasks of a search, which reads their train and dev alone."""
+    """The data with the proxy tasks of a search, their train and dev examples alone."""
     tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), search=True)
              for name in names}
     return dataclasses.replace(data, tasks=tasks)
 
 
 def train_finalists(history, first, run, data, cfg):
-    """The best --finalists candidates, trained again: (their lines of the history with the new
-    results, the results of the baselines by name)."""
+    """Train the best --finalists candidates and the baselines again. Returns the lines of the
+    history of the former with their new results, and {name: result} of the latter."""
     if not cfg.finalists:
         return [], {}
-    # D37: the best candidates are trained once more, alone and from `first`. A candidate's score
-    # depends on the age of the super-net that it started from, and the best of many noisy scores is
-    # in part luck. The paper takes the best candidate (Sec. 4.2)
+    # D37: the best candidates are trained once more, alone and from the first super-net. A
+    # candidate's score depends on the age of the super-net that it started from, and the best of
+    # many noisy scores is in part luck. The paper takes the best candidate (Sec. 4.2)
     lines = ranked(history)[:cfg.finalists]
     archs = {line["id"]: parse_arch(line["arch"]) for line in lines}
     archs = {**hand_designed(cfg.layers), **archs}
@@ -1407,7 +1417,7 @@ def search_and_train_again(source, run, data, cfg):
     finalists, baselines = train_finalists(history, first, run, data, cfg)
     best = (ranked(finalists) or ranked(history))[0]
     arch = parse_arch(best["arch"])
-    if best in finalists:  # its weights are what --init uses
+    if best in finalists:  # --init uses its weights
         weights = load_file(run.folder / "finalists" / f"{best['id']}.pt")
         supernet.write_back([(arch, weights)])
     Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet).save(history=history)
@@ -1454,15 +1464,15 @@ def run_search(cfg, command):
 
 
 def measure_seconds(data, cfg):
-    """(seconds of a pre-training step, seconds of a candidate's fine-tunings), measured on the
-    hybrid. The fine-tunings are estimated from their number of tokens."""
+    """(seconds of a pre-training step, seconds of a candidate's fine-tunings), from a few steps of
+    the hybrid. A token is taken to cost the same in both."""
     alone = Ranks(0, 1, data.device)
     with torch.random.fork_rng(devices=[]):
         model = LanguageModel(hand_designed(cfg.layers)["hybrid"], cfg, shared=True)
     model = move(model, data.device)
     optimizer = make_optimizer(model, cfg.weight_decay)
     last = cfg.steps - 1  # has full-length sequences (D39)
-    for _ in range(4):
+    for _ in range(4):  # the first are slower; the last counts
         began = time.perf_counter()
         batches = next(training_batches(data, cfg, alone, last))
         numbers = train_step(last, model, optimizer, batches, cfg, alone)
@@ -1480,16 +1490,17 @@ def print_plan(run, data, cfg):
     training = cfg.steps * step
     waves = sum(math.ceil(size / run.ranks.size) for size in round_sizes(cfg))
     seconds = cfg.warm_times * training + waves * (training + tuning)
-    words = f"{sum(round_sizes(cfg))} candidates of {training + tuning:.0f} s each"
+    phases = [f"{sum(round_sizes(cfg))} candidates of {training + tuning:.0f} s each"]
     if cfg.warm_times:
-        words = f"a warm start of {cfg.warm_times} x {cfg.steps} steps, {words}"
+        phases.insert(0, f"a warm start of {cfg.warm_times} x {cfg.steps} steps")
     if cfg.finalists:
         names = list(hand_designed(cfg.layers))
         waves = math.ceil((cfg.finalists + len(names)) / run.ranks.size)
         seconds += waves * (cfg.finalist_times * training + tuning)
-        words += (f", then the best {cfg.finalists} again and {' and '.join(names)}, "
-                  f"{cfg.finalist_times} x {cfg.steps} steps each")
-    print0(run.ranks, f"plan: {words}; about {math.ceil(seconds / 60):,} minute(s) with "
+        phases.append(f"then the best {cfg.finalists} again and {' and '.join(names)}, "
+                      f"{cfg.finalist_times} x {cfg.steps} steps each")
+    minutes = math.ceil(seconds / 60)
+    print0(run.ranks, f"plan: {', '.join(phases)}; about {minutes:,} minute(s) with "
                       f"{run.ranks.size} process(es)")
     print0(run.ranks, "a line for each candidate: number, score and its parts in percent, seconds, "
                       "layers (att5: an attention of 5 operations); * best so far and "
@@ -1497,28 +1508,28 @@ def print_plan(run, data, cfg):
 
 
 def candidate_line(key, result, arch, best, cfg):
-    """A candidate in a line; a star marks a score above `best`."""
+    """The line of a candidate; a star marks a score above `best`."""
     mark = "*" if result["score"] > best else " "
     words = "diverged" if result["diverged"] else task_scores(result, cfg)
     return f"{mark} {key:>9}  {words}  {result['seconds']:.0f} s  {short_form(arch)}"
 
 
 def task_scores(result, cfg):
-    """The mean score and the scores by task in words."""
+    """The text of the mean score and the scores by task."""
     by_task = {shown_name(name, cfg): score for name, score in result["scores"].items()}
     return percent({"mean": result["score"], **by_task})
 
 
 def short_form(arch):
-    """The kinds of the layers: conv3 att5 stands for a convolution with kernel 3 and an attention
-    of 5 operations."""
+    """The kinds of the layers: conv3 att5 is a convolution with kernel 3 and an attention of 5
+    operations."""
     return " ".join(f"conv{layer}" if isinstance(layer, int) else f"att{len(path_of(layer))}"
                     for layer in arch)
 
 
 def print_best(run, cfg):
-    """Print a finished search: the scores of the best network and of the baselines, its layers, and
-    the command that comes next."""
+    """Print the scores of the best network and of the baselines, its layers, and the command that
+    comes next."""
     best = run.finished()
     margin = 2 * math.sqrt(2) * best["standard_error"]  # two standard errors of a difference
     lines = [f"best of {best['candidates']} candidates, scores in percent",
@@ -1550,13 +1561,11 @@ def print_best(run, cfg):
 
 
 def draw_next_sentence(segments, generator):
-    """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,).
-
-    Label 0 is the continuation, 1, with probability 1/2, text from elsewhere.
-    """
-    # D28: segments may begin in mid-sentence, where BERT's do not. A stretch without a sentence
-    # boundary has no label (-100): text from elsewhere begins with a sentence, so the beginning
-    # would tell the two apart
+    """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,). Half of
+    them continue the first segment (label 0), half are text from elsewhere (label 1)."""
+    # D28: segments may begin in mid-sentence, where BERT's do not. A stretch of text without a
+    # sentence boundary has no label (-100): text from elsewhere begins with a sentence, so the
+    # first words would give the label away
     single = (segments.length_b == 0) | (segments.length_other == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     ids = torch.where(other[:, None], segments.other, segments.segment_b)
@@ -1568,8 +1577,9 @@ def mask_tokens(ids, tokenizer, generator):
     """BERT's masking of ids (B, T): MASK_RATE of the tokens are predicted; 80% of these become
     [MASK], 10% a random token, and 10% stay.
 
-    Returns the changed ids, masked positions (M,) in ids.flatten() and labels (M,), -100 for
-    filler."""
+    Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). Where
+    M is more than the masked tokens, filler has the label -100.
+    """
     # D17: the rate holds for the batch, so that M depends on B and T alone
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
@@ -1620,8 +1630,8 @@ GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
 
 
 def schedule(step, steps, warmup):
-    """Fraction of the peak learning rate: linear up over warmup x steps, then down to 0 (App.
-    D.1)."""
+    """Fraction of the peak learning rate: linear up for warmup x steps, then linear down to 0
+    (App. D.1)."""
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise
@@ -1649,7 +1659,7 @@ def make_optimizer(model, weight_decay):
 def language_batch(segments, tokenizer, cfg, number, device):
     """data.corpus.Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,)
     unless there is no padding, masked_positions and labels (M,), next_labels (B,). Labels are -100
-    where there is nothing to predict. number: of the first sequence, which seeds the masks."""
+    where there is nothing to predict. number: the first sequence's, which seeds the masks."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", number))
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
@@ -1676,19 +1686,18 @@ def short_steps(cfg):
 
 
 def short_times(cfg):
-    """How many times as short as --length a short sequence is: 4, or less where that leaves fewer
-    than 8 tokens."""
+    """How many short sequences make one of --length: 4, or fewer to leave at least 8 tokens."""
     return min(4, cfg.length // 8)
 
 
 def training_batches(data, cfg, ranks, begin, number=0):
-    """Yield the list of this process's micro-batches for each step from `begin` on. number: of the
+    """Yield the list of this process's micro-batches for each step from `begin` on. number: the
     round of a search, whose candidates read the same part of the text."""
     for step in range(begin, cfg.steps):
-        # D39: training starts with short sequences. An attention alone hardly learns word order
-        # from long ones, so --short of the steps have a quarter of the length (8 tokens or more)
-        # and four times as many sequences. BERT had 128 of 512 tokens in 90% of its steps; this
-        # paper has 128 throughout
+        # D39: training may start with short sequences, from which an attention alone learns word
+        # order sooner. The first --short of the steps have a quarter of the length (8 tokens or
+        # more) and four times as many sequences. BERT had 128 of 512 tokens in 90% of its steps;
+        # this paper has 128 throughout
         times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
         first = times * cfg.batch * (number * cfg.steps + step)
@@ -1711,14 +1720,14 @@ def training_batches(data, cfg, ranks, begin, number=0):
 
 
 def count_labels(batch):
-    """What the two losses of a step are divided by (2,): masked tokens, and sequences with a
-    next-sentence label."""
+    """The numbers of masked tokens and of sequences with a next-sentence label (2,), by which the
+    two losses are divided."""
     return torch.stack([(batch[name] != -100).sum() for name in ("labels", "next_labels")])
 
 
 def summed_losses(network, batch, cfg):
-    """The losses of masked tokens and of next sentences (2,), summed over their labels (Sec.
-    4.1)."""
+    """The losses of masked tokens and of next sentences (2,), summed over their labels (Sec. 4.1,
+    App. D.2; Table 4 names the first alone for the small and large models)."""
     with autocast(cfg.dtype, batch["ids"].device):
         logits, next_logits = network(batch)  # (M, V), (B, 2)
     return torch.stack([summed_loss(logits, batch["labels"]),
@@ -1727,7 +1736,7 @@ def summed_losses(network, batch, cfg):
 
 def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
     """One step on this process's micro-batches. Returns {name: tensor ()}, whose means over the
-    processes are both losses and the gradient norm. number: of the round of a search."""
+    processes are both losses and the gradient norm. number: the round of a search."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # since gradients are averaged over the processes
     losses = torch.zeros(2, device=ranks.device)
@@ -1745,8 +1754,8 @@ def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
 
 
 def train_language_model(model, data, cfg, run):
-    """Pre-train on data, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and
-    Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
+    """Pre-train on a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and Stop
+    after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
     ranks = run.ranks
     optimizer = make_optimizer(model, cfg.weight_decay)
     checkpoint = Checkpoint(
@@ -1759,7 +1768,7 @@ def train_language_model(model, data, cfg, run):
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
     for step, batches in enumerate(made, begin):
         model.train()
-        if step == short_steps(cfg) > 0 and not cfg.init:
+        if step and step == short_steps(cfg) and not cfg.init:  # short sequences end (D46)
             line = extend_positions(model, cfg.length // short_times(cfg), cfg.length)
             print0(ranks, f"step {step}{line}")
         rate = learning_rate(step, cfg)
@@ -1791,8 +1800,8 @@ def train_language_model(model, data, cfg, run):
 
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, sequences=512):
-    """{"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} on held-out sequences, the same for
-    all seeds and batches. The host waits for a GPU once, where it reads the sums."""
+    """{"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} on held-out sequences, which are the
+    same for all seeds and batch sizes. The host waits for a GPU once, where it reads the sums."""
     batch_size = 16
     dev_cfg = dataclasses.replace(cfg, seed=0)
     dtype = torch.float32 if ranks.device.type == "mps" else torch.float64  # mps has no float64
@@ -1856,24 +1865,24 @@ def pretrain_language_model(source, data, cfg, run):
 
 # Weights to start from
 
-# settings: of the run; arch: of the model in text form, "" of a super-net; trained: the number of
-# positions that have been trained
+# settings: the run's; arch: the model's in text form, "" for a super-net; trained: how many
+# positions have been trained
 Pretrained = collections.namedtuple("Pretrained", "path settings weights arch trained")
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding", "vocab_size")  # taken from --init
 FREE = ("length", "dropout", "init_std")  # taken from --init, unless a flag is given
 
 
 def refuse_stopped_search(cfg, command):
-    """Raise UserError where --init is a search that has not ended: its super-net serves another
-    search, or an --arch that was given, once it is saved."""
+    """Raise UserError where --init is a search that has not ended, and so has no best network.
+    Another search, or an --arch that is given, needs its saved super-net alone."""
     folder = Path(cfg.init)
     config = folder / "config.json"
     record = read_json(config, dict) if config.exists() else {}
     if record.get("action") != "search" or (folder / "done.json").exists():
         return
-    super_net = command.action == "search"
-    super_net |= "arch" in command.given and command.action != "export"
-    if not super_net or not (folder / "checkpoint.pt").exists():
+    needs_best = command.action == "export" or (
+        command.action != "search" and "arch" not in command.given)
+    if needs_best or not (folder / "checkpoint.pt").exists():
         words = shlex.join(record["argv"][1:])
         raise UserError(f"{folder}: this search has not ended; first run its command again, which "
                         f"continues it: python {command.program}.py {words}")
@@ -1895,9 +1904,9 @@ def load_pretrained(cfg, command):
 
 
 def resolve(cfg, command, ranks, source):
-    """The settings of a run: those that follow from --init, the action and the number of processes
-    are filled in, and --arch becomes a text form. UserError if a flag contradicts the model, or if
-    the architecture is not legal. What follows from the data is filled in by resolve_data."""
+    """Fill in the settings that follow from --init, the action and the number of processes, and
+    turn --arch into a text form. UserError if a flag contradicts the model, or if the architecture
+    is not legal. resolve_data fills in what follows from the data."""
     changes = {}
     if source:
         names = (*SHAPE, "arch") if source.arch else SHAPE
@@ -1919,8 +1928,8 @@ def resolve(cfg, command, ranks, source):
 
 
 def resolve_data(cfg, command, data):
-    """The settings with those that follow from the data: the size of the vocabulary, and the steps
-    of so many passes over the corpus."""
+    """Fill in the settings that follow from the data: the size of the vocabulary, and for --steps 0
+    the steps of EPOCHS passes over the corpus."""
     cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
     if cfg.steps or command.action != "pretrain":
         return cfg
@@ -1939,11 +1948,11 @@ def start_from(model, source):
 
 @torch.no_grad()
 def extend_positions(model, trained, length):
-    """Give the positions from `trained` on copies of the rows of those that were trained; returns a
-    line on it, "" where there are none."""
+    """Copy the embeddings of the `trained` first positions to the positions after them; returns a
+    line about it, or "" if there are none."""
     # D46: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
-    # untrained ones hold up the training. In --pretrain, where --init had a shorter --length, and
-    # where --short ends. The paper has one length
+    # untrained ones hold up the training. --pretrain makes them where --init had a shorter
+    # --length, and where --short ends. The paper has one length
     if trained >= length:
         return ""
     rows = model.encoder.position_embedding.weight
@@ -1955,8 +1964,8 @@ def extend_positions(model, trained, length):
 
 
 def recipes(cfg):
-    """How each task is fine-tuned (App. D.1, D.2). GLUE's inputs are as long as pre-training's;
-    GLUE's batch and SQuAD's length, which the paper leaves out, are BERT's (Sec. 4.1)."""
+    """{task: how it is fine-tuned} (App. D.1, D.2). GLUE's inputs are as long as pre-training's.
+    The paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
     paper = {"lr": 2e-5, "epochs": 3, "warmup": 0.01, "batch": 32}
     table = {name: Recipe(length=cfg.length, main=task.metrics[0], **paper)
              for name, task in glue.TASKS.items()}
@@ -1978,7 +1987,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
     model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
-    # D20: the weights of the best evaluation count; the paper does not say which it reports
+    # D20: the weights of the best evaluation on dev count; the paper does not say which it reports
     tuning = Tuning(task, optimizer, schedule, key, cfg.accumulate,
                     task.evaluation_steps(cfg.eval_every))
     result, outputs = finetune_job(model, tuning, cfg, folder, run)
@@ -1989,7 +1998,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
 
 
 def answer(cfg, command):
-    """Predict a file of the user's own with RUN/TASK of --init."""
+    """--predict: a file of the user's own, with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -2106,8 +2115,8 @@ def export(cfg, command):
 
 
 def forward_flops(arch, cfg):
-    """FLOPs of a forward pass of one pre-training sequence, scaled linearly from 128 tokens; the
-    vocabulary head at masked tokens alone."""
+    """FLOPs of a forward pass of one pre-training sequence, scaled linearly from 128 tokens, with
+    the vocabulary head at masked tokens alone."""
     counts = count(arch, cfg)
     head = counts["flops_with_vocabulary_head"] - counts["flops"]
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
