@@ -9,12 +9,14 @@ that shares weights (BIWS) makes each candidate cheap to evaluate.
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
          torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, about 3 minutes
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
-Tour:    follow the map row by row: kinds of layers, how they run and share weights, the search.
-         Skip the text form, find_softmax_attention, the edits and fine-tuning at first.
-Map:     Table 1 -> table_1, infer        Sec. 3.1 -> sample_arch, grow       Fig. 7 -> PUBLISHED
-         Eq. 1, 2 -> AttentionMixer       Sec. 3.2 -> SuperNet, propose       Eq. 3 -> ucb
-         Alg. 1 -> search                 App. D.1 -> score_candidate      App. D.2 -> pretrain
+Map:     Table 1 -> infer, table_1        Eq. 1, 2 -> AttentionMixer       Fig. 7 -> PUBLISHED
+         Sec. 3.1 -> ConvMixer, sample_arch, grow    Eq. 3 -> ucb    Fig. 3 -> SuperNet, slot
+         Alg. 1 -> propose, search        App. D.1 -> score_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
+Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a layer can be);
+         SuperNet (how candidates share weights); ucb, OperationPriority, mutate, propose,
+         score_candidate, search (Alg. 1). Skip at first: the text form, simplify,
+         find_softmax_attention, the edits, what a search prints, everything after train_step.
 Differs: There are 46 departures from the paper, D1 to D46: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
@@ -2089,29 +2091,40 @@ def export(cfg, command):
     write = write_hugging_face  # refuses a folder that is not empty
     use = f'AutoModel.from_pretrained("{path}", trust_remote_code=True) opens it'
     if path.suffix == ".py":
+        refuse_to_overwrite(path, tokenizer)
         write = write_network
         use = "its first lines say how to use it"
-        exists = [each for each in map(path.with_suffix, (".py", ".pt", ".mmd")) if each.exists()]
-        vocabulary = path.with_name(tokenizer.file_name)
-        if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
-            exists.append(vocabulary)
-        if exists:
-            raise UserError(f"--export {path}: {exists[0]} exists already; choose another folder")
+    model, labels, length = network_to_export(source, cfg)
+    write(path, model, cfg, tokenizer, labels, length)
+    print(f"{path}: written, with weights, drawing and {tokenizer.file_name}; {use}")
+
+
+def refuse_to_overwrite(path, tokenizer):
+    """Raise UserError where a file of an export exists, unless it is this vocabulary."""
+    exists = [each for each in map(path.with_suffix, (".py", ".pt", ".mmd")) if each.exists()]
+    vocabulary = path.with_name(tokenizer.file_name)
+    if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
+        exists.append(vocabulary)
+    if exists:
+        raise UserError(f"--export {path}: {exists[0]} exists already; choose another folder")
+
+
+def network_to_export(source, cfg):
+    """(the model of --init, the labels of its task or None, the length of its inputs)."""
     arch = parse_arch(cfg.arch)
     model = LanguageModel(arch, cfg)
     labels = None
     length = cfg.length
     if "head.weight" in source.weights:
         task = source.settings["tasks"]
-        own = read_spec(cfg.init)
+        own = read_spec(cfg.init)  # of a task of one's own, else None
         length = source.settings["finetune_length"] or recipes(cfg)["SST-2" if own else task].length
         known = own or glue.TASKS.get(task)
         labels = known.labels or ("score",) if known else SPAN
         source = source._replace(weights=export_head(source.weights, own)[0])
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     print(start_from(model, source))
-    write(path, model, cfg, tokenizer, labels, length)
-    print(f"{path}: written, with weights, drawing and {tokenizer.file_name}; {use}")
+    return model, labels, length
 
 
 def forward_flops(arch, cfg):
