@@ -194,7 +194,7 @@ INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
 PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, the operations that sum over an axis
 BINARY = ("add", *PRODUCTS)  # Table 1
-# D3: operations on matrices alone, no scalar nodes (Sec. 3.1); they build all of Figure 7
+# D3: operations take matrices alone, no scalars as in Sec. 3.1; they build all of Figure 7
 OPS = UNARY + BINARY
 
 
@@ -414,7 +414,7 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6: the last two add V alone, as in the text's formula; the figure has an `add` of one operand
+    # D6: layers 10 and 12 add plain V, as in the text; the figure has an `add` of one operand
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
@@ -426,7 +426,7 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
 def stretch(arch, layers):
     """An architecture of pairs of layers at another depth: evenly spaced pairs of it. Twice the
     depth repeats each pair after itself (App. D.2, large). An odd depth drops the last layer."""
-    # D14: the choice of layers is ours at depths other than 12 and 24
+    # D14: depths other than 12 and 24 are ours
     last = len(arch) // 2 - 1
     pairs = (layers + 1) // 2
     chosen = [round(index * last / max(pairs - 1, 1)) for index in range(pairs)]
@@ -519,7 +519,7 @@ def run_graph(path, inputs, mask=None, dropout=0.0):
         shapes = [path.get(part, "nd") for part in parts]
         operands = hide_padding(op, [values[part] for part in parts], shapes, mask)
         values[operation] = table[op](*operands)
-        # D25: dropout on the n x n softmax alone; the paper does not say where
+        # D25: dropout acts on an n x n softmax alone; the paper does not say where
         if (op, shape) == ("softmax", "nn"):
             values[operation] = F.dropout(values[operation], dropout)
     return values
@@ -703,7 +703,7 @@ class Encoder(nn.Module):
 
 def init_weights(model, std):
     """BERT's initialisation."""
-    # D43: it is not truncated at two standard deviations; the paper does not say
+    # D43: weights are not truncated at two standard deviations; the paper does not say
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
@@ -860,7 +860,7 @@ class SuperNet:
     """
 
     def __init__(self, cfg):
-        # D30: one FFN for both branches; the paper does not say
+        # D30: both branches share one FFN; the paper does not say
         everything = parse_formula("Q + K + V + P")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
@@ -876,9 +876,9 @@ class SuperNet:
 
     def write_back(self, candidates):
         """Copy the weights of a round: pairs (arch, state_dict), the best score last."""
-        # D10: a weight is that of the best candidate that has it, which writes last, as its
-        # pre-training left it; a mean over candidates would be no network. The paper says neither
-        # how, nor whether fine-tuned weights are meant
+        # D10: a weight comes from the best candidate that has it, as pre-training left it; a mean
+        # over candidates would be no network. The paper says neither how, nor whether fine-tuned
+        # weights are meant
         for arch, state in candidates:
             for name, value in state.items():
                 there, part = slot(name, value, arch)
@@ -961,7 +961,7 @@ def sample_arch(rng, cfg):
 def ucb(totals, counts, alpha):
     """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). totals: the sum of each
     option's scores. counts: N_i, the number of its samples."""
-    N = sum(counts)  # D21: samples at this position alone; the paper's N counts all
+    N = sum(counts)  # D21: N counts the samples at this position; the paper's counts all
     mean = sum(totals) / max(N, 1)
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
     # D8: mu_i includes one pseudo-sample at the overall mean, so that a single sample decides
@@ -1204,31 +1204,31 @@ def score_candidate(arch, number, supernet, data, cfg, path):
     model = LanguageModel(arch, cfg, shared=True)
     supernet.fetch(model)  # Alg. 1, line 8
     model = move(model, data.device)
-    alone = Ranks(0, 1, data.device)
-    checkpoint = Checkpoint(path.with_suffix(".training.pt"), alone, model=model)
+    optimizer = make_optimizer(model, cfg.weight_decay)
+    checkpoint = Checkpoint(
+        path.with_suffix(".training.pt"), Ranks(0, 1, data.device), model=model,
+        optimizer=optimizer)
     scores = {}
     diverged = False
     try:
-        train_candidate(model, data, cfg, checkpoint, number)
+        train_candidate(model, optimizer, data, cfg, checkpoint, number)
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
     except Diverged:
-        diverged = True  # D12: it scores 0 and is never a parent
+        diverged = True  # D12: a candidate that diverges scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.remove()
-    # D19: the mean over --tasks, with MNLI's matched half, and no candidate twice (propose); the
-    # paper does not say
+    # D19: a score is the mean over --tasks, with MNLI's matched half, and no candidate is evaluated
+    # twice (propose); the paper does not say
     score = sum(scores.values()) / max(len(scores), 1)
     seconds = round(time.perf_counter() - began, 3)
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
-def train_candidate(model, data, cfg, checkpoint, number):
+def train_candidate(model, optimizer, data, cfg, checkpoint, number):
     """Pre-train one candidate in this process, from its checkpoint on. number: the round. Raises
     Diverged, and Stop after SIGTERM."""
     alone = checkpoint.ranks
-    optimizer = make_optimizer(model, cfg.weight_decay)
-    checkpoint.owned["optimizer"] = optimizer
     begin = checkpoint.restore().get("step", 0)
     network = prepare_model(model, alone, cfg.compile)
     pace = Pace(alone, cfg.save_minutes, cfg.steps, cfg.save_every)
@@ -1266,7 +1266,7 @@ def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
     formulas come first, since they tend to take longest.
 
     The folder `name` of the run keeps results and weights, so that a stopped run goes on. Prints
-    and logs a line for each, with a star where the score is above `best` and all before it.
+    and logs a line for each, with a star where the score is above `best` and all scores so far.
     """
     folder = run.folder / name
 
@@ -1582,7 +1582,7 @@ def mask_tokens(ids, tokenizer, generator):
     Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). Where
     M is more than the masked tokens, filler has the label -100.
     """
-    # D17: the rate holds for the batch, so that M depends on B and T alone
+    # D17: the masking rate is that of a batch, not of each sequence; M depends on B and T alone
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
@@ -1953,8 +1953,8 @@ def extend_positions(model, trained, length):
     """Copy the embeddings of the `trained` first positions to the positions after them; returns a
     line about it, or "" if there are none."""
     # D46: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
-    # untrained ones hold up the training. --pretrain makes them where --init had a shorter
-    # --length, and where --short ends. The paper has one length
+    # untrained ones hold up the training. This happens in --pretrain, where --init had a shorter
+    # length and where --short ends. The paper has one length
     if trained >= length:
         return ""
     rows = model.encoder.position_embedding.weight
