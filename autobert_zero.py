@@ -982,7 +982,8 @@ class OperationPriority:
 
     def __init__(self, history, cfg):
         self.cfg = cfg
-        self.samples = collections.defaultdict(list)  # {(position or layer, option): its scores}
+        # {(position, operation) or (layer, kernel): scores of candidates, in standard deviations}
+        self.samples = collections.defaultdict(list)
         if cfg.strategy != "op-nas":
             return
         scores = [line["score"] for line in ranked(history)] or [0.0]
@@ -993,8 +994,9 @@ class OperationPriority:
             # all its operations
             score = scores[-1] if line["diverged"] else line["score"]
             for number, layer in enumerate(parse_arch(line["arch"])):
-                options = [(number, layer)]
-                if not isinstance(layer, int):
+                if isinstance(layer, int):
+                    options = [(number, layer)]
+                else:
                     options = [(position, op) for position, (op, *_) in enumerate(path_of(layer))]
                 # D33: N_i of Eq. 3 counts the occurrences of an operation in evaluated candidates;
                 # the paper counts how often it was sampled. A child inherits most operations
