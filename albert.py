@@ -71,7 +71,7 @@ class Config:
     race: str = ""  # folder with train, dev, test / middle, high
     tokenizer: str = ""  # spiece.model or vocab.txt; default: of --init, else trained on the corpus
     vocab_size: int = 30000  # subwords, Sec. 4.1 [>= 1]
-    held_out: float = 0.05  # held-out documents: fraction below 1, at most 1,000, or number [> 0]
+    held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
     train_examples: int = 0  # training examples of each task; 0: all
     # model; with --init the shape of that model
     layers: int = 12  # L, Table 1; more than in --init: a depth warm start, Table 11 [1, 1000]

@@ -66,7 +66,7 @@ class Config:
     squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
     tokenizer: str = ""  # spiece.model or vocab.txt; default: --init's, --teacher's, or a new one
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
-    held_out: float = 0.05  # held-out documents: fraction below 1, at most 1,000, or number [> 0]
+    held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
     tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5; MLM-saved: masked words (D12)
     train_examples: int = 0  # training examples of each task that are used; 0: all
     # SuperPLM
