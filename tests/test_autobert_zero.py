@@ -414,7 +414,7 @@ def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(
     assert started == [7.0, 7.0]
 
 
-def test_a_round_writes_its_best_candidate_back_first(monkeypatch, tmp_path):
+def test_a_round_writes_its_best_candidate_back_last(monkeypatch, tmp_path):
     """And no diverged one."""
     written = []
     supernet = SimpleNamespace(
@@ -426,7 +426,7 @@ def test_a_round_writes_its_best_candidate_back_first(monkeypatch, tmp_path):
         key: {"score": key % 3, "diverged": key == 2} for key in archs})
     cfg = dataclasses.replace(TINY, population=4, rounds=1, parents=2, children=2)
     abz.search(supernet, run, data, cfg)
-    assert written == [[1, 0, 3], [5, 4, 7, 6]]
+    assert written == [[3, 0, 1], [6, 7, 4, 5]]
 
 
 # Objective
