@@ -633,15 +633,3 @@ def test_a_fine_tuning_scores_tasks_and_masked_words(flags, whole, tmp_path):
     result = read_json(tmp_path / "done.json")
     mlm = result["mlm"]
     assert mlm["main"] == pytest.approx(1 - mlm["loss"] / math.log(300))
-
-
-def test_a_search_reads_train_and_dev_alone(ready, whole, tmp_path):
-    cfg = dataclasses.replace(
-        TINY,
-        glue=str(ready["glue"]),
-        tokenizer=str(whole),
-        out=str(tmp_path),
-    )
-    search = Command("autotinybert", "search")
-    _, _, data = atb.open_data(cfg, search, ALONE, False, ["MNLI"])
-    assert data.tasks["MNLI"].splits.keys() == {"train", "dev"}

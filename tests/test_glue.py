@@ -38,6 +38,8 @@ def test_every_official_layout(task, tmp_path):
             )
             for row, value in zip(content, values)
         ]
+    read = glue.GlueTask.read(task.name, tmp_path, search=True)
+    assert read.examples.keys() == {"train", "dev"}
 
 
 def texts_of(folder, task, split):
