@@ -114,6 +114,8 @@ class Config:
     winners: int | None = None  # trained further; default: 3, Sec. 4.1, for fast 1 [>= 1]
 
 
+PHASES = "search", "superplm", "latency"  # actions that share one run folder
+ON_SUPERPLM = "search", "latency", "describe"  # actions that read --init's SuperPLM
 MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
 WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
@@ -1050,50 +1052,56 @@ Pretrained = namedtuple("Pretrained", "path settings weights arch")
 SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from a SuperPLM
 
 
-def refuse_no_model(folder, record):
-    """UserError for a search that has trained nothing yet."""
-    if record.get("action") == "search" and not (folder / "checkpoint.pt").exists():
-        raise UserError(f"{folder}: its search has no model yet; first go on with --search --out "
-                        f"{folder}, without --init")
+def read_arch(text, source):
+    """The Arch of a text or of a best.json. Raises UserError, which names the source."""
+    if text.endswith(".json"):
+        text = read_json(text, dict).get("arch")
+    try:
+        return parse_arch(text)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{source}: not an architecture ({error})") from None
+
+
+def choose_part(path, arch):
+    """The folder with the weights of an architecture (text; "": of the model) in a run: its model/,
+    or its superplm/, which contains all architectures. Another folder has no such parts."""
+    folder = hf_models.model_folder(path)
+    own = read_json(folder / "config.json", dict).get("settings", {}).get("arch")
+    if arch and arch != own:
+        return hf_models.model_folder(path, "superplm")
+    if not arch and folder == Path(path, "superplm"):
+        raise UserError(f"{path}: its search is not finished and has no model yet; run it again, "
+                        f"choose a part with --arch, or name the SuperPLM, {folder}")
+    return folder
 
 
 def read_pretrained(path, cfg, command, arch=""):
-    """The Pretrained in a run folder or a Hugging Face folder. Where a run's model has another
-    `arch`, its SuperPLM is read, which contains all architectures."""
-    folder = hf_models.model_folder(path)
+    """The Pretrained in a run folder or a Hugging Face folder. arch: as in choose_part."""
+    folder = choose_part(path, arch)
     config = read_json(folder / "config.json", dict)
-    if "program" not in config:
-        try:
-            sizes = hf_models.bert_sizes(folder, config)
-            weights = hf_models.read_bert(folder, sizes[3])
-        except ValueError as error:
-            raise UserError(f"{folder}: no whole BERT that runs here: {error}") from None
-        return Pretrained(folder, {}, weights, Arch(*sizes))
-    refuse_no_model(folder, config)
-    superplm = hf_models.model_folder(path, "superplm")
-    own = config["settings"]["arch"]
-    if superplm != folder and arch not in ("", own):
-        return read_pretrained(superplm, cfg, command)
-    if folder == Path(path, "superplm") and not arch:
-        raise UserError(f"{path}: its search is not finished and has no model yet; run it again, "
-                        f"choose a part with --arch, or name the SuperPLM, {superplm}")
-    record, owned = read_run(
-        folder, cfg, command.program, ("search", "superplm", "further_train", "finetune"))
-    return Pretrained(folder, record["settings"], owned["model"], read_arch(own, folder))
+    if "program" in config:  # a run of ours
+        record, owned = read_run(
+            folder, cfg, command.program, ("search", "superplm", "further_train", "finetune"))
+        settings = record["settings"]
+        return Pretrained(folder, settings, owned["model"], parse_arch(settings["arch"]))
+    try:
+        sizes = hf_models.bert_sizes(folder, config)
+        weights = hf_models.read_bert(folder, sizes[3])
+    except ValueError as error:
+        raise UserError(f"{folder}: no whole BERT that runs here: {error}") from None
+    return Pretrained(folder, {}, weights, Arch(*sizes))
 
 
 def load_pretrained(cfg, command):
     """The model of --init as Pretrained; None without --init. Of a search, the SuperPLM."""
     if not cfg.init:
         return None
-    if command.action not in ("search", "latency", "describe"):
+    if command.action not in ON_SUPERPLM:
         arch = str(read_arch(cfg.arch, "--arch")) if cfg.arch else ""
         return read_pretrained(cfg.init, cfg, command, arch)
-    # Sec. 3.4: only Alg. 1 makes a SuperPLM
     folder = hf_models.model_folder(cfg.init, "superplm")
-    record = read_json(folder / "config.json", dict)
-    refuse_no_model(folder, record)
-    if record.get("action") != "superplm":
+    # Sec. 3.4: only Alg. 1 makes a SuperPLM
+    if read_json(folder / "config.json", dict).get("action") != "superplm":
         raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
                         f"make one with --superplm --init {folder} --largest ITS_SHAPE")
     return read_pretrained(folder, cfg, command)
@@ -1106,7 +1114,7 @@ def resolve(cfg, command, ranks, source):
     changes = {}
     if command.action in PHASES and "out" not in command.given:  # they share one folder
         changes["out"] = cfg.out.replace(f"-{command.action}-", "-search-", 1)
-    if source and command.action in ("search", "latency", "describe"):
+    if source and command.action in ON_SUPERPLM:
         changes |= settings_from(cfg, command, source.settings, source.path, SHAPE)
         changes["init"] = str(source.path)
     if not cfg.tokenizer and (source or cfg.teacher):
@@ -1118,9 +1126,10 @@ def resolve(cfg, command, ranks, source):
     trains = command.action in ("search", "superplm", "further_train")
     if trains and (cfg.setting == "distill") != bool(cfg.teacher):
         raise UserError("--setting distill and --teacher DIR need each other")
-    names = [name for name in ("arch", "largest", "smallest", "reference") if getattr(cfg, name)]
-    archs = {name: str(read_arch(getattr(cfg, name), f"--{name} {getattr(cfg, name)}"))
-             for name in names}  # also of a best.json
+    archs = {}
+    for name in ("arch", "largest", "smallest", "reference"):
+        if text := getattr(cfg, name):
+            archs[name] = str(read_arch(text, f"--{name} {text}"))
     cfg = dataclasses.replace(cfg, **archs)
     try:
         search_space(cfg)
@@ -1176,32 +1185,43 @@ def load_teacher(cfg, command, ranks, tokenizer):
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
-def start_model(source, arch, data, cfg, ranks):
-    """A LanguageModel of a Pretrained, cut to `arch` (text; "": as it is), or a new one. Raises
-    UserError where the weights do not fit."""
-    fit = data.teacher.arch.hidden if data.teacher else 0
+def load_model(source, fit, data, cfg, ranks):
+    """The LanguageModel of a Pretrained. Raises UserError where the weights do not fit."""
+    lengths = [task.recipe.length for task in data.tasks.values() if task]
+    if data.train:
+        lengths.append(cfg.length)
+    positions = check_length(source, max(lengths, default=0))
+    if source.settings.get("setting") == "distill" and "MLM-saved" in data.tasks:
+        raise UserError(f"MLM-saved: {cfg.init} was distilled and has no head for masked words")
+    seed_everything(cfg.seed, "weights made anew")
     vocab_size = data.tokenizer.vocab_size
+    model = LanguageModel(source.arch, vocab_size, cfg.dropout, fit, positions)
+    loaded = hf_models.fill(model, without_padding(source.weights, vocab_size), source.path)
+    if data.train or data.tasks:  # an export prints what it ignores
+        if source.settings.get("length"):
+            loaded += f"; trained on sequences of {source.settings['length']} tokens"
+        print0(ranks, loaded)
+    return model
+
+
+def new_model(arch, fit, data, cfg):
+    """A LanguageModel of an architecture (text) with new weights."""
+    seed_everything(cfg.seed, "weights", arch)
+    model = LanguageModel(parse_arch(arch), data.tokenizer.vocab_size, cfg.dropout, fit)
+    for name, value in model.named_parameters():
+        if is_matrix(name):
+            value.data *= cfg.init_std / 0.02
+    return model
+
+
+def start_model(source, arch, data, cfg, ranks):
+    """The LanguageModel of a Pretrained, cut to `arch` (text; "": as it is), or without one a new
+    LanguageModel. Raises UserError where the weights do not fit."""
+    fit = data.teacher.arch.hidden if data.teacher else 0
     if source:
-        lengths = [task.recipe.length for task in data.tasks.values() if task]
-        if data.train:
-            lengths.append(cfg.length)
-        positions = check_length(source, max(lengths, default=0))
-        if source.settings.get("setting") == "distill" and "MLM-saved" in data.tasks:
-            raise UserError(f"MLM-saved: {cfg.init} was distilled and has no head for masked words")
-        seed_everything(cfg.seed, "weights made anew")
-        model = LanguageModel(source.arch, vocab_size, cfg.dropout, fit, positions)
-        weights = without_padding(source.weights, vocab_size)
-        loaded = hf_models.fill(model, weights, source.path)
-        if data.train or data.tasks:  # an export prints what it ignores
-            if source.settings.get("length"):
-                loaded += f"; trained on sequences of {source.settings['length']} tokens"
-            print0(ranks, loaded)
+        model = load_model(source, fit, data, cfg, ranks)
     else:
-        seed_everything(cfg.seed, "weights", arch)
-        model = LanguageModel(parse_arch(arch), vocab_size, cfg.dropout, fit)
-        for name, value in model.named_parameters():
-            if is_matrix(name):
-                value.data *= cfg.init_std / 0.02
+        model = new_model(arch, fit, data, cfg)
     heads = model.encoder.arch.heads
     if data.teacher and data.teacher.arch.heads != heads:
         raise UserError(f"--teacher {cfg.teacher}: it has {data.teacher.arch.heads} heads and the "
@@ -1761,7 +1781,6 @@ def describe(cfg, command):
 
 # --- command line ---------
 
-PHASES = ("search", "superplm", "latency")  # share one run folder
 ACTIONS = {
     "search": (search, "all phases: text to a further-trained tiny model within the limit"),
     "superplm": (search, "phase 1 alone: one-shot training (Alg. 1)"),
@@ -1790,31 +1809,18 @@ ACTIONS = {
 }
 
 
-def read_arch(text, source):
-    """The Arch of a text or of a best.json. Raises UserError, which names the source."""
-    if text.endswith(".json"):
-        text = read_json(text, dict).get("arch")
-    try:
-        return parse_arch(text)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{source}: not an architecture ({error})") from None
-
-
 def check(cfg, command):
     """UserError where flags contradict each other."""
     action = command.action
     if {"speedup", "latency_limit"} <= command.given:
         raise UserError("--speedup and --latency_limit: give one of them")
-    mistakes = {
-        f"--arch {cfg.arch}: --{action} takes none":
-            cfg.arch and action in (*PHASES, "predict"),
-        f"--{action} needs weights: give a folder with --init (or train --arch from scratch)":
-            not cfg.init and (action in ("finetune", "predict", "export")
-                              or action == "further_train" and not cfg.arch),
-    }
-    for message, mistake in mistakes.items():
-        if mistake:
-            raise UserError(message)
+    if cfg.arch and action in (*PHASES, "predict"):
+        raise UserError(f"--arch {cfg.arch}: --{action} takes none")
+    reads_weights = action in ("finetune", "predict", "export", "further_train")
+    from_scratch = cfg.arch and action == "further_train"
+    if reads_weights and not (cfg.init or from_scratch):
+        raise UserError(f"--{action} needs weights: give a folder with --init (or train --arch "
+                        "from scratch)")
 
 
 def main(argv=None):

@@ -390,13 +390,18 @@ CLASSES = "", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"
 
 def model_folder(path, first="model"):
     """Where the model of a run is: its model/ or superplm/, `first` before the other, else path
-    itself."""
+    itself. Raises UserError where there is none yet."""
     path = Path(path)
     inside = [path / name for name in (first, "model", "superplm")]
     folder = next((each for each in inside if (each / "checkpoint.pt").exists()), path)
-    if not (folder / "config.json").exists():
+    config = folder / "config.json"
+    if not config.exists():
         raise UserError(f"{folder}: no model is here (config.json is missing); give a run or a "
                         "Hugging Face folder")
+    searches = read_json(config, dict).get("action") == "search"
+    if searches and not (folder / "checkpoint.pt").exists():
+        raise UserError(f"{folder}: its search has no model yet; first go on with --search --out "
+                        f"{folder}, without --init")
     return folder
 
 
