@@ -121,7 +121,7 @@ WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
     "pareto.txt", "pareto.svg")
 MOST_LAYERS = 1000  # of an architecture that is given
-LIMITS = "speedup", "latency_limit"  # flags that another search in the same folder may change
+LIMITS = "speedup", "latency_limit"  # may change in a run folder that has no candidates yet
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
 DRAWS = 100  # random architectures of which one is proposed
@@ -1025,13 +1025,12 @@ def train_language_model(model, data, cfg, run, folder):
     checkpoint.remove()
 
 
-def train_superplm(source, data, cfg, run, phase):
-    """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. A search uses the
-    SuperPLM of --init as it is."""
-    model = start_model(source, cfg.largest, data, cfg, run.ranks)
-    if source and phase != "superplm":
-        return model.to(data.device)
-    train_language_model(model, data, cfg, run, run.folder / "superplm")
+def train_superplm(source, data, cfg, run, go_on):
+    """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. --init's is used as
+    it is, unless its training shall `go_on`."""
+    model = start_model(source, cfg.largest, data, cfg, run.ranks).to(data.device)
+    if go_on or not source:
+        train_language_model(model, data, cfg, run, run.folder / "superplm")
     return model
 
 
@@ -1138,21 +1137,6 @@ def resolve(cfg, command, ranks, source):
     return cfg
 
 
-def resolve_data(cfg, data):
-    """The settings with the size of the vocabulary, and with the steps that stand for passes over
-    the text."""
-    cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
-    if not data.train:
-        return cfg
-    # Sec. 4.1: 5 passes; from scratch 10, like BERT-S*
-    further = 10 if cfg.arch and not cfg.init else 5
-    examples = data.train.slots(cfg.length - 3)
-    return dataclasses.replace(
-        cfg,
-        steps=cfg.steps or math.ceil(5 * examples / cfg.batch),
-        further_steps=cfg.further_steps or math.ceil(further * examples / cfg.batch))
-
-
 def check_length(source, longest):
     """The positions of a Pretrained. UserError where inputs of `longest` tokens have more."""
     positions = len(source.weights.get("encoder.position_embedding.weight", ()))
@@ -1234,6 +1218,59 @@ def start_model(source, arch, data, cfg, ranks):
         raise UserError(f"{cfg.init}: {error}") from None
 
 
+# Data.
+
+
+def find_data(cfg, command, ranks, names, text):
+    """The Inputs of an action that reads the tasks `names` and, with `text`, the corpus."""
+    if "MLM-saved" in names and cfg.setting == "distill":
+        raise UserError("--tasks MLM-saved: --setting distill trains no head for it; give others, "
+                        "as in --tasks SST-2")
+    flags = data_flags(names)
+    if text:
+        flags.append("corpus")
+    opens_tokenizer = text or names or "tokenizer" in command.given
+    return find_inputs(ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names,
+                       opens_tokenizer=opens_tokenizer)
+
+
+def open_data(cfg, run, names, text):
+    """The Data of a run: with `text` the corpus and the teacher, and its tasks."""
+    # D10*: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt; the paper
+    # does not say, and its code has WordPiece
+    # D13: 5% of the documents are held out, 1,000 at most; the paper does not say
+    ranks = run.ranks
+    if text:
+        data = open_corpus(
+            ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
+            held_out=cfg.held_out, init=cfg.init, given=run.command.given)
+    else:
+        data = Data(ranks.device, open_tokenizer(cfg.tokenizer, cfg.init))
+        on_main(ranks, data.tokenizer.save, run.folder)
+    if text and cfg.setting == "distill":
+        data.teacher = load_teacher(cfg, run.command, ranks, data.tokenizer)
+    searches = run.command.action == "search"
+    for name in names:
+        data.tasks[name] = None if name == "MLM-saved" else on_main(
+            ranks, open_task, name, cfg, data.tokenizer, recipes(), search=searches)
+    return data
+
+
+def resolve_data(cfg, data):
+    """The settings with the size of the vocabulary, and with the steps that stand for passes over
+    the text."""
+    cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
+    if not data.train:
+        return cfg
+    # Sec. 4.1: 5 passes; from scratch 10, like BERT-S*
+    further = 10 if cfg.arch and not cfg.init else 5
+    examples = data.train.slots(cfg.length - 3)
+    return dataclasses.replace(
+        cfg,
+        steps=cfg.steps or math.ceil(5 * examples / cfg.batch),
+        further_steps=cfg.further_steps or math.ceil(further * examples / cfg.batch))
+
+
 # Fine-tuning.
 
 # task: (batch, learning rate, epochs, metric of Table 1), as the paper chose them in Sec. 4.1; WNLI
@@ -1303,8 +1340,14 @@ def finetune(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
-        cfg, run, data = open_data(cfg, command, ranks, "MLM-saved" in names, names)
+        text = "MLM-saved" in names
+        inputs = find_data(cfg, command, ranks, names, text)
+        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST, *names))
         if not run.finished():
+            cfg = dataclasses.replace(cfg, **inputs.flags)
+            data = open_data(cfg, run, names, text)
+            cfg = resolve_data(cfg, data)
+            run.save_settings(cfg)
             model = start_model(source, cfg.arch, data, cfg, ranks)
             jobs = {f"{name}-{number}": name for name, task in data.tasks.items() if task
                     for number in range(cfg.runs)}
@@ -1622,16 +1665,17 @@ def write_pareto(folder, history):
     write_atomic(folder / "pareto.svg", drawing)
 
 
-def refuse_other_limit(cfg):
-    """UserError where the folder has candidates of another limit, which would be lost."""
-    path = Path(cfg.out) / "config.json"
-    record = read_json(path, dict) if path.exists() else {}
-    search = (record.get("program"), record.get("action")) == ("autotinybert", "search")
-    if cfg.restart or not search or not Path(cfg.out, "candidates").exists():
-        return
-    if [record["asked"].get(name) for name in LIMITS] != [getattr(cfg, name) for name in LIMITS]:
-        raise UserError(f"{cfg.out}: its limit is another; give --init {cfg.out} and a new --out, "
-                        "and its latencies and its SuperPLM are used again")
+def print_best(run, cfg):
+    """Print best.json of a finished search, and the next command."""
+    best = run.finished()
+    print0(run.ranks, comparison(best["table"]))
+    line = (f"{best['arch']} takes {best['milliseconds']:.4g} ms, {best['speedup']:.3g} times as "
+            f"fast as {cfg.reference}: {percent(best['scores'])}")
+    if best["baselines"]:
+        line += f"; majority baseline {percent(best['baselines'])}"
+    print0(run.ranks, line)
+    words = "--export", f"{run.folder}-exported", "--init", run.folder
+    run.print_result(cfg, "best.json", *words)
 
 
 def search(cfg, command):
@@ -1640,78 +1684,42 @@ def search(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
         command = dataclasses.replace(command, action="search")
-        on_main(ranks, refuse_other_limit, cfg)
-        cfg, run, data = open_data(cfg, command, ranks, phase != "latency", names)
+        names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
+        text = phase != "latency"
+        inputs = find_data(cfg, command, ranks, names, text)
+        # latencies and a SuperPLM serve every limit, candidates only theirs
+        replaces = LIMITS
+        hint = ""
+        if Path(cfg.out, "candidates").exists():
+            replaces = ()
+            hint = (f"; with --init {cfg.init or cfg.out} and a new --out, its latencies and its "
+                    "SuperPLM are used again")
+        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES, replaces=replaces,
+                        hint=hint)
         if not run.finished():
+            cfg = dataclasses.replace(cfg, **inputs.flags)
+            if text:
+                data = open_data(cfg, run, names, text)
+                cfg = resolve_data(cfg, data)
+            run.save_settings(cfg)
             if phase != "superplm":  # first, so that a limit that nothing meets costs no training
                 latency = on_main(ranks, learn_latency, cfg, run)
-            if phase != "latency":
-                superplm = train_superplm(source, data, cfg, run, phase)
-            if phase != "search":
-                made = {"superplm": "superplm/checkpoint.pt", "latency": "latency.json"}
-                return run.print_result(cfg, made[phase])
+            if phase == "latency":
+                return run.print_result(cfg, "latency.json")
+            superplm = train_superplm(source, data, cfg, run, go_on=phase == "superplm")
+            if phase == "superplm":
+                return run.print_result(cfg, "superplm/checkpoint.pt")
             history = evolve(superplm, latency, data, cfg, run)
             finalists = on_main(ranks, confirm, history, latency, cfg, run)
             best = train_winners(superplm, finalists, data, cfg, run)
             on_main(ranks, write_pareto, run.folder, history)
             on_main(ranks, write_json, run.folder / "best.json", best)
             run.finish(best)
-        best = run.finished()
-        print0(ranks, comparison(best["table"]))
-        baselines = percent(best["baselines"])
-        print0(ranks, f"{best['arch']} takes {best['milliseconds']:.4g} ms, {best['speedup']:.3g} "
-                      f"times as fast as {cfg.reference}: {percent(best['scores'])}"
-                      + f"; majority baseline {baselines}" * bool(baselines))
-        words = "--export", f"{run.folder}-exported", "--init", run.folder
-        run.print_result(cfg, "best.json", *words)
+        print_best(run, cfg)
 
 
 # Other actions.
-
-
-def open_data(cfg, command, ranks, text, names):
-    """(Config, RunFolder, Data) of a run; Data is None where the run is finished. text: whether it
-    reads the corpus. names: of tasks. The settings do not change from here on."""
-    # D10*: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt; the paper
-    # does not say, and its code has WordPiece
-    # D13: 5% of the documents are held out, 1,000 at most; the paper does not say
-    if "MLM-saved" in names and cfg.setting == "distill":
-        raise UserError("--tasks MLM-saved: --setting distill trains no head for it; give others, "
-                        "as in --tasks SST-2")
-    flags = data_flags(names)
-    if text:
-        flags.append("corpus")
-    opens_tokenizer = text or names or "tokenizer" in command.given
-    inputs = find_inputs(
-        ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names,
-        opens_tokenizer=opens_tokenizer)
-    # latencies and a SuperPLM serve every limit, candidates one
-    replaces = () if Path(cfg.out, "candidates").exists() else LIMITS
-    run = RunFolder(cfg, command, ranks, reads=inputs.files, replaces=replaces,
-                    writes=(*WRITES, *LONGEST_FIRST, *names))
-    if run.finished():
-        return cfg, run, None
-    cfg = dataclasses.replace(cfg, **inputs.flags)
-    data = Data(ranks.device)
-    if text:
-        data = open_corpus(
-            ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
-            held_out=cfg.held_out, init=cfg.init, given=command.given)
-    elif names:
-        data.tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-        on_main(ranks, data.tokenizer.save, run.folder)
-    if data.tokenizer:
-        cfg = resolve_data(cfg, data)
-    run.save_settings(cfg)
-    if text and cfg.setting == "distill":
-        data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
-    searches = command.action == "search"
-    for name in names:
-        data.tasks[name] = None if name == "MLM-saved" else on_main(
-            ranks, open_task, name, cfg, data.tokenizer, recipes(), search=searches)
-    return cfg, run, data
 
 
 def further_train(cfg, command):
@@ -1719,8 +1727,13 @@ def further_train(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        cfg, run, data = open_data(cfg, command, ranks, True, [])
+        inputs = find_data(cfg, command, ranks, [], text=True)
+        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES)
         if not run.finished():
+            cfg = dataclasses.replace(cfg, **inputs.flags)
+            data = open_data(cfg, run, [], text=True)
+            cfg = resolve_data(cfg, data)
+            run.save_settings(cfg)
             model = start_model(source, cfg.arch, data, cfg, ranks)
             warmup = 0.0 if source else cfg.warmup
             train_further(model, data, cfg, run, run.folder / "model", warmup)

@@ -94,13 +94,15 @@ class RunFolder:
     settings: those of the run's identity; default: all of cfg. reads: {flag: files and folders that
     the run reads}. Their fingerprints are compared, unless the commands before read nothing of the
     flag: a search can run one phase at a time. compared: settings of MAY_DIFFER that must agree.
-    replaces: further settings that may differ. writes: further names that --restart deletes.
+    replaces: further settings that may differ. hint: a further fix, for the message that refuses
+    other settings. writes: further names that --restart deletes.
     """
 
     def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=(),
-                 replaces=()):
+                 replaces=(), hint=""):
         self.command = command
         self.may_differ = (MAY_DIFFER - {*compared}) | {*replaces}
+        self.hint = hint
         self.writes = tuple(map(str, writes))  # pathlib takes no subclass of str
         self.folder = Path(cfg.out)
         self.ranks = ranks
@@ -199,7 +201,7 @@ class RunFolder:
             return ""
         return (f"made with other settings or data: {'; '.join(differ)}; give those (--accumulate "
                 "if the number of processes differs), choose another --out, or --restart to begin "
-                "again")
+                f"again{self.hint}")
 
     def _clear(self, names):
         """Delete these names and those that runs of this program write. A link is removed, not its
