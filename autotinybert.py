@@ -13,7 +13,7 @@ Run:  python autotinybert.py --search --dry_run        two steps of every phase 
 Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3 -> VARIANTS
       Sec. 3.4, Figure 3 -> leading, extract    Alg. 1 -> draw_archs, train_step
       Lat(.) of Eq. 4 -> Predictor             Alg. 2 -> propose, evolve
-      Sec. 4.4 -> fast_candidates              Sec. 3.6 -> train_winners
+      Sec. 4.4 -> fast_candidates              Sec. 3.6 -> train_finalists
       Table D.1 -> TABLE_D1                    Eq. 5, figures -> tests/claims
 Tour: search_space, leading, Layer, train_step, train_language_model, Predictor, propose, search.
       Skip at first: weights to start from, fine-tuning, the command line.
@@ -1379,11 +1379,11 @@ def answer(cfg, command):
         print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
 
+# The phases of --search.
+
+
 def score_of(line):
     return line["score"]
-
-
-# The phases of --search.
 
 
 def judge(model, data, cfg):
@@ -1465,22 +1465,12 @@ def limit_flag(cfg):
     return f"--speedup {cfg.speedup:g}"
 
 
-def smallest_limit(milliseconds, cfg, predict):
-    """The first limit above `milliseconds`, in steps of 5%, that the strategy meets, as text."""
-    while True:
-        milliseconds *= 1.05
-        text = f"{milliseconds:.3g}"
-        if propose([], 0, cfg, predict, float(text)):
-            return text
-
-
 def learn_latency(cfg, run):
     """Phase 2: the Latency of this machine. Raises UserError where nothing meets the limit."""
     times = measure_latencies(cfg, run.folder / "latency.json")
     references = sorted(references_of(times))
     reference = statistics.median(references)
     warn_of_drift(references[len(references) // 4], references[3 * len(references) // 4], cfg)
-    limit = cfg.latency_limit or reference / cfg.speedup
     archs = list(map(parse_arch, times))
     ratios = list(map(ratios_of, times.values()))
     milliseconds = [reference * statistics.median(each) for each in ratios]
@@ -1491,19 +1481,30 @@ def learn_latency(cfg, run):
     if error > DOUBTFUL:
         print0(run.ranks, f"warning: the predictor is wrong by {error:.0%}, so that the search may "
                           "miss the best shapes; raise --latency_archs or --latency_rounds")
+    latency = Latency(predict, reference, cfg.latency_limit or reference / cfg.speedup)
+    check_limit(latency, cfg, run)
+    return latency
+
+
+def check_limit(latency, cfg, run):
+    """Print the limit and the range of latencies. Raises UserError where the strategy finds nothing
+    within the limit; it names a limit that works."""
+    predict, reference, limit = latency
     smallest = smallest_arch(search_space(cfg))
     fastest, slowest = predict([smallest, parse_arch(cfg.largest)])
     print0(run.ranks, f"the fastest shape, {smallest}, takes {fastest:.4g} ms, the slowest, "
                       f"{cfg.largest}, {slowest:.4g} ms; the reference {cfg.reference} takes "
                       f"{reference:.4g} ms")
-    print0(run.ranks, f"the limit of {limit_flag(cfg)} is {limit:.4g} ms")
-    if fastest > limit or not propose([], 0, cfg, predict, limit):
-        works = smallest_limit(max(fastest, limit), cfg, predict)
-        raise UserError(f"{limit_flag(cfg)}: --strategy {cfg.strategy} finds nothing that is that "
-                        f"fast; the fastest in the search space, {smallest}, takes {fastest:.5g} "
-                        f"ms here, and the limit is {limit:.5g} ms; the same command with "
-                        f"--latency_limit {works} instead finds some")
-    return Latency(predict, reference, limit)
+    flag = limit_flag(cfg)
+    print0(run.ranks, f"the limit of {flag} is {limit:.4g} ms")
+    works = limit
+    while not propose([], 0, cfg, predict, works):
+        works = float(f"{1.05 * max(works, fastest):.3g}")
+    if works > limit:
+        raise UserError(f"{flag}: --strategy {cfg.strategy} finds nothing that is that fast; the "
+                        f"fastest in the search space, {smallest}, takes {fastest:.5g} ms here, "
+                        f"and the limit is {limit:.5g} ms; the same command with --latency_limit "
+                        f"{works:.3g} instead finds some")
 
 
 def evolve(superplm, latency, data, cfg, run):
@@ -1547,10 +1548,16 @@ def time_finalist(arch, latency, cfg):
 
 
 def within_limit(archs, timed, limit, count):
-    """The first `count` of the architectures (text) that meet the limit when they are measured.
-    timed(arch): its time_finalist."""
-    within = (timed(arch) for arch in archs if timed(arch)["milliseconds"] <= limit)
-    return list(itertools.islice(within, count))
+    """The first `count` of the architectures (text) that meet the limit when they are measured, as
+    lines of time_finalist. timed(arch): the line of an architecture."""
+    lines = []
+    for arch in archs:
+        line = timed(arch)
+        if line["milliseconds"] <= limit:
+            lines.append(line)
+        if len(lines) == count:
+            break
+    return lines
 
 
 def berts_rule(cfg, predict, limit):
@@ -1571,33 +1578,30 @@ def confirm(history, latency, cfg, run):
     the best of the first generation. Raises UserError where nothing meets the limit."""
     # D4: the evolution checks the limit by predictions alone; here the winners are measured
     path = run.folder / "finalists.json"
+    if path.exists():
+        return read_json(path)
+    ranked = sorted(history, key=score_of, reverse=True)
+    ranked = [line for line in ranked if not line["diverged"]]
+    # the kinds may share an architecture, which is measured once
+    timed = functools.cache(lambda arch: time_finalist(arch, latency, cfg))
     winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
-    if not path.exists():
-        # the kinds may share an architecture, which is measured once
-        timed = functools.cache(lambda arch: time_finalist(arch, latency, cfg))
-        ranked = sorted(history, key=score_of, reverse=True)
-        ranked = [line for line in ranked if not line["diverged"]]
-        searched = within_limit(
-            [line["arch"] for line in ranked], timed, latency.limit, winners)
-        if not searched:
-            raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured, or all "
-                            "diverged (lower --finetune_lr); the same command measures again")
-        first = [line["arch"] for line in ranked
-                 if line["round"] == 0 and cfg.strategy != "fast"]  # drawn at random
-        rule = map(str, berts_rule(cfg, latency.predict, latency.limit))
-        write_json(path, {
-            "searched": searched,
-            "BERT's rule": within_limit(rule, timed, latency.limit, 1),
-            "random sample": within_limit(first, timed, latency.limit, 1),
-        })
-    return read_json(path)
+    searched = within_limit([line["arch"] for line in ranked], timed, latency.limit, winners)
+    if not searched:
+        raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured, or all diverged "
+                        "(lower --finetune_lr); the same command measures again")
+    rule = map(str, berts_rule(cfg, latency.predict, latency.limit))
+    drawn = [line["arch"] for line in ranked if line["round"] == 0 and cfg.strategy != "fast"]
+    finalists = {
+        "searched": searched,
+        "BERT's rule": within_limit(rule, timed, latency.limit, 1),
+        "random sample": within_limit(drawn, timed, latency.limit, 1),
+    }
+    write_json(path, finalists)
+    return finalists
 
 
-def train_winners(superplm, finalists, data, cfg, run):
-    """Phase 4, Sec. 3.6: train the finalists further, judge them, keep the best searched one in
-    model/. Returns best.json's entry. Raises Diverged where all diverge."""
-    # D19: the best winner has the best score on the search's own dev examples, so that best.json's
-    # score is no estimate for new ones; the paper does not say how one of its three is chosen
+def train_finalists(superplm, finalists, data, cfg, run):
+    """Phase 4, Sec. 3.6: {architecture (text): its LanguageModel}, cut out and trained further."""
     models = {}
     for arch in dict.fromkeys(line["arch"] for lines in finalists.values() for line in lines):
         models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
@@ -1605,6 +1609,11 @@ def train_winners(superplm, finalists, data, cfg, run):
             train_further(models[arch], data, cfg, run, run.folder / "further" / arch, warmup=0.0)
         except Diverged as error:  # judge() gives it the worst score
             print0(run.ranks, f"further training diverged: {error}")
+    return models
+
+
+def judge_finalists(models, data, cfg, run):
+    """{architecture (text): what judge() says of its model, and the held-out loss}."""
 
     def work(arch):
         result = judge(models[arch], data, cfg)
@@ -1612,20 +1621,24 @@ def train_winners(superplm, finalists, data, cfg, run):
             result["loss"] = evaluate_language_model(models[arch], data, cfg)["loss"]
         return result
 
-    results = dict(zip(models, share_out(
-        run.ranks, list(models), run.folder / "finals", "finals", work)))
-    table = {}  # the best line of each kind
+    results = share_out(run.ranks, list(models), run.folder / "finals", "finals", work)
+    return dict(zip(models, results))
+
+
+def choose_best(finalists, results, data, cfg):
+    """best.json: the best of the searched finalists, and a table of the best of each kind. Raises
+    Diverged where all searched ones diverged."""
+    # D19: the best winner has the best score on the search's own dev examples, so that best.json's
+    # score is no estimate for new ones; the paper does not say how one of its three is chosen
+    table = {}
     for kind, lines in finalists.items():
-        for line in lines:
-            line |= results[line["arch"]]
-            line["parameters"] = sum(parameters(parse_arch(line["arch"]), cfg.vocab_size).values())
         if lines:
-            table[kind] = max(lines, key=score_of)
+            best = max(lines, key=lambda line: results[line["arch"]]["score"])
+            count = sum(parameters(parse_arch(best["arch"]), cfg.vocab_size).values())
+            table[kind] = {**best, **results[best["arch"]], "parameters": count}
     best = table["searched"]
     if best["diverged"]:
         raise Diverged("all winners")
-    on_main(
-        run.ranks, keep, run.folder / "model", "search", models[best["arch"]], data, cfg, run)
     # MLM-saved has none: it is relative to a uniform guess
     majority = {name: task.majority_baseline for name, task in data.tasks.items() if task}
     return {**best, "baselines": majority, "table": table}
@@ -1712,7 +1725,11 @@ def search(cfg, command):
                 return run.print_result(cfg, "superplm/checkpoint.pt")
             history = evolve(superplm, latency, data, cfg, run)
             finalists = on_main(ranks, confirm, history, latency, cfg, run)
-            best = train_winners(superplm, finalists, data, cfg, run)
+            models = train_finalists(superplm, finalists, data, cfg, run)
+            results = judge_finalists(models, data, cfg, run)
+            best = choose_best(finalists, results, data, cfg)
+            model = models[best["arch"]]
+            on_main(ranks, keep, run.folder / "model", "search", model, data, cfg, run)
             on_main(ranks, write_pareto, run.folder, history)
             on_main(ranks, write_json, run.folder / "best.json", best)
             run.finish(best)
