@@ -103,8 +103,8 @@ class Config:
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
     latency_threads: int = 1  # CPU threads; with 1, CPU seconds are measured (D7) [1, 1024]
-    latency_batch: int = 1  # sequences at a time [>= 1]
-    latency_length: int = 128  # tokens a sequence [>= 1]
+    latency_batch: int = 1  # sequences at a time, Table 1 [>= 1]
+    latency_length: int = 128  # tokens a sequence, Table 1 [>= 1]
     latency_rounds: int = 5  # measurements of an architecture [1, 10000]
     latency_archs: int = 400  # architectures that are measured for the predictor [2, 1000000]
     # search
@@ -223,9 +223,9 @@ VARIANTS = {"hat": "", "ils": "ILS", "sme": "ILS SME", "ebl": "ILS SME EBL"}
 def search_space(cfg):
     """Table B.1: {variable: its choices}. Raises ValueError where nothing is left to choose.
 
-    "attention" pairs heads with d^q|k|v. In pre-training heads are left out, and in distillation
-    each head is narrower. Without SME heads divide the full width. A search proposes only
-    identical layers (Sec. 3.3), even for HAT, whose training samples other ones too.
+    "attention" pairs heads with d^q|k|v. In pre-training there are fewer heads of full width; in
+    distillation there are all heads, and each is narrower. Without SME the heads divide the full
+    d^q|k|v. A search proposes identical layers alone (Sec. 3.3); HAT's training samples others too.
     """
     low = parse_arch(cfg.smallest)
     high = parse_arch(cfg.largest)
@@ -286,13 +286,13 @@ def flops(arch, tokens=128):
 
 
 def leading(weight, shape):
-    """The leading part of every axis of a weight (Sec. 3.4, "bottom-left" there), as a slice that
-    autograd follows; the weight itself where it has this shape.
+    """The leading part of every axis of a weight (Sec. 3.4, "bottom-left" there). It is a slice, so
+    that gradients reach the weight; a weight of this shape is returned itself.
 
-    Weights of an attention have axes of heads and of their width, 1 and 2. It keeps the first
-    heads, and the leading part of each: Figure 3 (b) has fewer heads of full width, (c) all heads
-    with less of each. Without sub-matrix extraction (HAT and ILS of Table 3) the full d^q|k|v stays
-    in use and is split into another number of heads.
+    In the weights of an attention, axis 1 is the head and axis 2 the width of a head. So the first
+    heads are kept, and the leading part of each: Figure 3 (b) has fewer heads of full width, (c)
+    all heads with less of each. Without sub-matrix extraction (HAT and ILS of Table 3) all of
+    d^q|k|v is used, and split into another number of heads.
     """
     if weight.shape == shape:
         return weight
@@ -402,8 +402,8 @@ class Encoder(nn.Module):
     def forward(self, batch, arch=None, positions=None, with_scores=False, table=None):
         """arch: the sub-model that computes, or None for all. positions: (B, I), the tokens whose
         states are returned, or None for all. with_scores: also returns the last layer's raw
-        attention scores (B, N, T, T). table: its token_table, where the caller has it too, so that
-        autograd copies its gradient once."""
+        attention scores (B, N, T, T). table: the token_table of `arch`, if the caller uses it too;
+        one slice for both saves a copy of its gradient."""
         x = self.embed(batch, self.token_table(arch) if table is None else table)
         if arch is None:
             x = self.project(x)  # (B, T, H)
@@ -545,12 +545,12 @@ def extract(model, arch, variant="ebl"):
     if reason := why_outside(arch, model.encoder.arch, variant):
         raise ValueError(reason)
     with torch.device("meta"):
-        alone = LanguageModel(arch, *model.sizes)
+        sub_model = LanguageModel(arch, *model.sizes)
     weights = model.state_dict()
     parts = {name: leading(weights[name], value.shape).clone()
-             for name, value in alone.state_dict().items()}
-    alone.load_state_dict(parts, assign=True)
-    return alone
+             for name, value in sub_model.state_dict().items()}
+    sub_model.load_state_dict(parts, assign=True)
+    return sub_model
 
 
 def is_matrix(name):
@@ -607,7 +607,8 @@ GROUP = 8  # shapes that are timed after each timing of the reference
 def time_rounds(archs, cfg, rounds, times=None):
     """Measure architectures (text) in rounds, each in a new random order, so that another process
     on the machine affects all alike. Yields {arch: [[milliseconds, milliseconds of the reference
-    shortly before] of each round]} after every group. times: of a killed run."""
+    shortly before] of each round]} after every group, so that the caller can save it. times: those
+    of a killed run, which goes on."""
     times = times or {arch: [] for arch in archs}
     for number in range(rounds):
         order = random.Random(f"{cfg.seed} round {number}").sample([*archs], len(archs))
@@ -777,10 +778,10 @@ def mask_tokens(ids, tokenizer, generator):
 
 
 def distillation_losses(student, batch):
-    """The first stage of TinyBERT on the last layer alone (Sec. 4.1), equally weighted (2,):
-    squared differences of the states (B, T, W), their mean over W, summed over tokens; and of the
-    raw attention scores (B, N, T, T), their mean over N, summed over pairs of tokens. batch: with
-    the teacher's states and scores, and lengths (B,) unless there is no padding."""
+    """The two losses of TinyBERT's first stage, on the last layer alone (Sec. 4.1), (2,). The first
+    is the squared error of the states (B, T, W), averaged over W and summed over tokens. The second
+    is that of the raw attention scores (B, N, T, T), averaged over N and summed over pairs of
+    tokens. batch: has the teacher's states and scores, and lengths (B,) unless all are full."""
     # D9*: padding is no part of the means, since it depends on the batching, and a teacher's input
     # is not masked; the paper does not say, and the released code averages over padding
     states, scores = student
@@ -819,7 +820,8 @@ if (Path(__file__).parent / "common").is_dir():
 
 
 def schedule(step, steps, warmup):
-    """Fraction of the peak learning rate at a step: linear up, then linear down to 0."""
+    """Fraction of the peak learning rate at a step: linear up, then linear down to 0, as in BERT;
+    the paper gives the peak and the warm-up."""
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise
@@ -988,7 +990,8 @@ def train_language_model(model, data, cfg, run, folder):
     checkpoint = Checkpoint(folder / "training.pt", ranks, model=model, optimizer=optimizer)
     if (folder / "done.json").exists():
         model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
-        return checkpoint.remove()
+        checkpoint.remove()
+        return
     folder.mkdir(parents=True, exist_ok=True)
     begin = checkpoint.restore().get("step", 0)
     parameters = sum(value.numel() for value in model.parameters())
@@ -1026,8 +1029,8 @@ def train_language_model(model, data, cfg, run, folder):
 
 
 def train_superplm(source, data, cfg, run, go_on):
-    """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. --init's is used as
-    it is, unless its training shall `go_on`."""
+    """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. The SuperPLM of
+    --init is used as it is, or with go_on trained further."""
     model = start_model(source, cfg.largest, data, cfg, run.ranks).to(data.device)
     if go_on or not source:
         train_language_model(model, data, cfg, run, run.folder / "superplm")
@@ -1138,7 +1141,8 @@ def resolve(cfg, command, ranks, source):
 
 
 def check_length(source, longest):
-    """The positions of a Pretrained. UserError where inputs of `longest` tokens have more."""
+    """The number of positions of a Pretrained. Raises UserError where inputs of `longest` tokens
+    have more."""
     positions = len(source.weights.get("encoder.position_embedding.weight", ()))
     if longest > positions > 0:
         raise UserError(f"inputs of {longest} tokens: {source.path} has {positions} positions; "
@@ -1147,8 +1151,8 @@ def check_length(source, longest):
 
 
 def without_padding(weights, vocab_size):
-    """Weights without the rows of tokens that the vocabulary lacks: many released models have up to
-    127 more, so that their number is a multiple of 8. So these are never predicted."""
+    """Weights without the rows of tokens that the vocabulary lacks, so that these are never
+    predicted. Many released models have up to 127 such rows, for a round size of the table."""
     names = "encoder.token_embedding.weight", "decoder_bias"
     rows = len(weights.get(names[0], ()))
     if not vocab_size < rows < vocab_size + 128:
