@@ -509,7 +509,7 @@ def flags(ready):
     """Those of a run on small data that takes seconds."""
     few = ("--glue {glue} --vocab_size 300 --save_every 1 --finetune_epochs 1 "
            "--finetune_length 32 --finetune_batch 12")
-    search = SEARCHES["autotinybert"].replace("MLM-saved", "SST-2,{reviews}")
+    search = SEARCHES["autotinybert"].replace("MLM-saved", "{reviews}")
     return shlex.split(filled(f"{search} {few}", **ready))
 
 
