@@ -141,6 +141,7 @@ TABLE = [
     (INIT, "pytorch_model.bin",
      copy("hf", drop("model.safetensors"), put("pytorch_model.bin", BOMB))),
     ("autotinybert --finetune CoLA --glue {glue} --init {hf}", "only bert and electra"),
+    ("autotinybert --finetune CoLA --glue {glue} --init {albert}", "no run folder of autotinybert"),
     # folders
     ("albert --pretrain --corpus {corpus}", "process 7 on elsewhere", held),
     ("albert --export {here} --init {albert}", "not empty", put("mine.txt", "")),
