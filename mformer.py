@@ -160,7 +160,6 @@ ONLY = {  # flags that one task alone reads
 SPACE = (  # flags of the search space, which no other action than --search and --describe reads
     "space", "layers", "hidden", "ffn", "heads", "decoder_layers", "connect", "search_decoder")
 MODELS = ("init", "tokenizer")  # flags that name files besides the data
-VOCABULARY = ("tokenizer", "train_text", "languages", "vocab_size")
 EXAMPLES = ("held_out", "train_examples", "seed")  # settings that divide the training data
 COMPARED = ("save_every",)  # must agree in a resumed run: the last saves are averaged
 WRITES = ("text", "valid", "translations.*", "classes.txt", "images.json")  # what --restart deletes
@@ -1597,6 +1596,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         print0, print_device_use, progress, seed_everything, set_rate, show, stop_requested,
         stopping, total_over, training_cost)
     from common.finetune import answer_folder
+    from common.tokenization import load_tokenizer
     from data.images import (
         Pictures, TrainingPictures, count_images, read_spec, save_spec, width_of)
     from data.inputs import find_inputs, pick
@@ -1893,11 +1893,11 @@ def most_held_out(cfg):
     return max(1, examples // 10)
 
 
-def open_data(cfg, ranks, folder):
-    """What the predictions of --init's network need. Its vocabulary is kept in `folder`."""
+def open_data(cfg, ranks):
+    """What the predictions of --init's network need."""
     if cfg.task == "cifar10":
         return Pictures(ranks, cfg.image, read_spec(cfg.init))
-    tokenizer = open_vocabulary(ranks, folder, **pick(cfg, VOCABULARY))
+    tokenizer = load_tokenizer(cfg.tokenizer, lower=False)
     return Translations(ranks, tokenizer, cfg.languages, cfg.length)
 
 
@@ -1910,7 +1910,8 @@ def open_training_data(cfg, ranks, folder):
             ranks, cfg.image, flag, path, size, cfg.augment, **pick(cfg, EXAMPLES))
         on_main(ranks, save_spec, folder, data.spec)
         return data
-    tokenizer = open_vocabulary(ranks, folder, **pick(cfg, VOCABULARY))
+    tokenizer = open_vocabulary(
+        ranks, folder, cfg.tokenizer, cfg.train_text, cfg.languages, cfg.vocab_size)
     return TrainingTranslations(
         ranks, tokenizer, cfg.languages, cfg.length, folder, cfg.train_text, cfg.valid_text, size,
         **pick(cfg, EXAMPLES))
@@ -1998,7 +1999,7 @@ def evaluate(cfg, command):
         run = RunFolder(
             cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
         cfg = dataclasses.replace(cfg, **inputs.flags)
-        data = open_data(cfg, ranks, run.folder)
+        data = open_data(cfg, ranks)
         cfg = dataclasses.replace(cfg, **data.settings)
         run.save_settings(cfg)
         (flag, path), = data_flags(cfg, command.action).items()
@@ -2038,7 +2039,7 @@ def predict(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         folder = answer_folder(command, cfg)
-        data = open_data(cfg, ranks, Path(cfg.init))
+        data = open_data(cfg, ranks)
         file = Path(command.value)
         examples = data.read_examples(file)
         model = cast(extract(source.weights, parse_arch(cfg.arch, cfg), cfg), cfg, ranks.device)

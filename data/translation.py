@@ -174,15 +174,13 @@ def open_vocabulary(ranks, folder, tokenizer, train_text, languages, vocab_size)
     target = folder / "spiece.model"
 
     def make():
-        if target.exists():
-            return
-        if not tokenizer:
+        if not tokenizer and not target.exists():
             files = find_sides(train_text, languages)
             train_sentencepiece(files, target, vocab_size, lower=False)
         loaded = load_tokenizer(tokenizer or target, lower=False)
         if loaded.file_name != target.name:
             raise UserError(f"--tokenizer {tokenizer}: translation needs a {target.name}")
-        loaded.save(folder)
+        loaded.save(folder)  # all its files, also where a kill left only the first
 
     on_main(ranks, make)
     return load_tokenizer(target, lower=False)
