@@ -1268,7 +1268,7 @@ def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
     formulas come first, since they tend to take longest.
 
     The folder `name` of the run keeps results and weights, so that a stopped run goes on. Prints
-    and logs a line for each, with a star where the score is above `best` and all scores so far.
+    and logs a line for each, with a star where the score is above `best`.
     """
     folder = run.folder / name
 
@@ -1276,10 +1276,8 @@ def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
         return score_candidate(archs[key], number, supernet, data, cfg, folder / str(key))
 
     def report(key, result):
-        nonlocal best
         if data.tasks:  # a warm start has none
             print0(run.ranks, candidate_line(key, result, archs[key], best, cfg))
-        best = max(best, result["score"])
         run.log("candidate", number, job=f"{name}/{key}", arch=arch_text(archs[key]), **result)
 
     results = share_out(
@@ -1507,8 +1505,8 @@ def print_plan(run, data, cfg):
     print0(run.ranks, f"plan: {', '.join(phases)}; about {minutes:,} minute(s) with "
                       f"{run.ranks.size} process(es)")
     print0(run.ranks, "a line for each candidate: number, score and its parts in percent, seconds, "
-                      "layers (att5: an attention of 5 operations); * best so far and "
-                      "above the majority baseline")
+                      "layers (att5: an attention of 5 operations); * better than "
+                      "the rounds before and the majority baseline")
 
 
 def candidate_line(key, result, arch, best, cfg):
