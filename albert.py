@@ -61,7 +61,7 @@ class Config:
     compile: bool = False  # torch.compile the model of --pretrain
     accumulate: int = 1  # micro-batches a step; --pretrain: at least one a process [>= 1]
     recompute: bool = False  # activation recomputation: store only the inputs of layers
-    dry_run: bool = False  # two real steps of every phase
+    dry_run: bool = False  # two real steps of every phase; flags that are given count
     tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
     init: str = ""  # where to start: a run folder, its folder of a task, a Hugging Face folder
     # data; default: the demo data
@@ -949,11 +949,11 @@ def pretrain(cfg, command):
             before = (source.trained or cfg.positions) if source else 0
             run.save_settings(cfg, trained=max(before, cfg.length))
             run.finish(pretrain_language_model(source, data, cfg, run))
-        print_scores(ranks, run.finished())
+        print_scores(ranks, run.finished(), cfg)
         print_after_training(run, cfg, "checkpoint.pt")
 
 
-def print_scores(ranks, result):
+def print_scores(ranks, result, cfg):
     """Print what pretrain_language_model returns."""
     print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
     for name, baseline in result["baselines"].items():
@@ -962,7 +962,9 @@ def print_scores(ranks, result):
         if result[name] is not None:
             print0(ranks, f"{task} accuracy {result[name]:.1%} of {result[f'{task}_labels']} "
                           f"({kind} baseline {baseline:.1%})")
-    print_near_baseline(ranks, result, result["baselines"])
+    trained = {name: baseline for name, baseline in result["baselines"].items()
+               if name in ("mlm_accuracy", f"{cfg.objective}_accuracy")}
+    print_near_baseline(ranks, result, trained)
 
 
 def pretrain_language_model(source, data, cfg, run):

@@ -60,7 +60,7 @@ class Config:
     seed: int = 0  # of all random numbers [0, 4294967295]
     device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
-    dry_run: bool = False  # two real steps of every phase
+    dry_run: bool = False  # two real steps of every phase; flags that are given count
     tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
     # data
     corpus: tuple[str, ...] = ()  # text files or folders; default: demo text
@@ -439,6 +439,8 @@ def read_arch(name, layers):
         try:
             name = json.loads(Path(name).read_text(encoding="utf-8"))["arch"]
             name += ""  # TypeError unless it is text
+        except OSError:
+            raise ValueError("no such file; name the best.json of a search") from None
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError("it has no architecture; name a best.json") from None
     named = {"autobert-zero": PUBLISHED, "bert": " | ".join([BERT_ATTENTION] * layers)}
@@ -447,7 +449,7 @@ def read_arch(name, layers):
     if name == "autobert-zero" or doubled:
         arch = stretch(arch, layers)
     if len(arch) != layers:
-        raise ValueError(f"it has {len(arch)} layers; set --layers {len(arch)}")
+        raise ValueError(f"it has {len(arch)} layer(s); set --layers {len(arch)}")
     return arch
 
 # --- model ----------------

@@ -57,7 +57,7 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
     accumulate: int = 16  # micro-batches a step, N of Alg. 1; raised to fit the processes [>= 1]
-    dry_run: bool = False  # two real steps of every phase
+    dry_run: bool = False  # two real steps of every phase; flags that are given count
     tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
     init: str = ""  # run or Hugging Face folder to start from; in --search the SuperPLM
     # data
@@ -1102,8 +1102,10 @@ def load_pretrained(cfg, command):
         arch = str(read_arch(cfg.arch, "--arch")) if cfg.arch else ""
         return read_pretrained(cfg.init, cfg, command, arch)
     folder = hf_models.model_folder(cfg.init, "superplm")
-    # Sec. 3.4: only Alg. 1 makes a SuperPLM
-    if read_json(folder / "config.json", dict).get("action") != "superplm":
+    record = read_json(folder / "config.json", dict)
+    # Sec. 3.4: only Alg. 1 makes a SuperPLM. read_pretrained refuses a run of another program
+    if record.get("program", command.program) == command.program and (
+            record.get("action") != "superplm"):
         raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
                         f"make one with --superplm --init {folder} --largest ITS_SHAPE")
     return read_pretrained(folder, cfg, command)
@@ -1590,9 +1592,14 @@ def confirm(history, latency, cfg, run):
     timed = functools.cache(lambda arch: time_finalist(arch, latency, cfg))
     winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
     searched = within_limit([line["arch"] for line in ranked], timed, latency.limit, winners)
+    if not ranked:
+        raise UserError(f"{cfg.out}: all candidates diverged; lower --finetune_lr, --restart")
     if not searched:
-        raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured, or all diverged "
-                        "(lower --finetune_lr); the same command measures again")
+        fastest = min(timed(line["arch"])["milliseconds"] for line in ranked)
+        raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured; the fastest takes "
+                        f"{fastest:.4g} ms; the same command measures again, and with --init "
+                        f"{cfg.init or cfg.out}, a new --out and a larger limit the latencies and "
+                        "the SuperPLM are used again")
     rule = map(str, berts_rule(cfg, latency.predict, latency.limit))
     drawn = [line["arch"] for line in ranked if line["round"] == 0 and cfg.strategy != "fast"]
     finalists = {

@@ -62,7 +62,7 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the GPU has it
     compile: bool = False  # torch.compile the model of --train
     accumulate: int = 1  # micro-batches of a step; default: a multiple of the processes [>= 1]
-    dry_run: bool = False  # two real steps of every phase
+    dry_run: bool = False  # two real steps of every phase; flags that are given count
     tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
     init: str = ""  # run folder of --search or --train to start from
     arch: str = ""  # a best.json, a name (mformer, cosformer*-softmax, ...), or --describe's text
@@ -1832,6 +1832,8 @@ def resolve(cfg, command, ranks, source):
         data = "images" if cfg.images else cfg.task
         dry = "-dry" if cfg.dry_run else ""
         out = f"runs/mformer-{command.action}-{data}-{cfg.preset}{dry}"
+        if command.action == "evaluate":  # each run has its own
+            out = f"{Path(cfg.init)}-evaluation{dry}"
         cfg = dataclasses.replace(cfg, out=out)
     if command.action == "search":
         return cfg

@@ -142,6 +142,8 @@ TABLE = [
      copy("hf", drop("model.safetensors"), put("pytorch_model.bin", BOMB))),
     ("autotinybert --finetune CoLA --glue {glue} --init {hf}", "only bert and electra"),
     ("autotinybert --finetune CoLA --glue {glue} --init {albert}", "no run folder of autotinybert"),
+    ("autotinybert --search --init {albert}", "no run folder of autotinybert"),
+    ("autobert_zero --describe --arch {here}/best.json", "best.json: no such file"),
     # folders
     ("albert --pretrain --corpus {corpus}", "process 7 on elsewhere", held),
     ("albert --export {here} --init {albert}", "not empty", put("mine.txt", "")),
