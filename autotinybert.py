@@ -1204,6 +1204,13 @@ def new_model(arch, fit, data, cfg):
     return model
 
 
+def check_heads(teacher, student, cfg):
+    """UserError where a teacher, if there is one, has another number of heads than the student."""
+    if teacher and teacher.arch.heads != student.heads:
+        raise UserError(f"--teacher {cfg.teacher}: it has {teacher.arch.heads} heads and the "
+                        f"student {student.heads}; attention is compared head by head")
+
+
 def start_model(source, arch, data, cfg, ranks):
     """The LanguageModel of a Pretrained, cut to `arch` (text; "": as it is), or without one a new
     LanguageModel. Raises UserError where the weights do not fit."""
@@ -1212,10 +1219,7 @@ def start_model(source, arch, data, cfg, ranks):
         model = load_model(source, fit, data, cfg, ranks)
     else:
         model = new_model(arch, fit, data, cfg)
-    heads = model.encoder.arch.heads
-    if data.teacher and data.teacher.arch.heads != heads:
-        raise UserError(f"--teacher {cfg.teacher}: it has {data.teacher.arch.heads} heads and the "
-                        f"student {heads}; attention is compared head by head")
+    check_heads(data.teacher, model.encoder.arch, cfg)
     if arch in ("", str(model.encoder.arch)):
         return model
     try:
@@ -1256,6 +1260,8 @@ def open_data(cfg, run, names, text):
     if text and cfg.setting == "distill":
         data.teacher = load_teacher(cfg, run.command, ranks, data.tokenizer)
     searches = run.command.action == "search"
+    if searches:  # before latencies are measured
+        check_heads(data.teacher, parse_arch(cfg.largest), cfg)
     for name in names:
         data.tasks[name] = None if name == "MLM-saved" else on_main(
             ranks, open_task, name, cfg, data.tokenizer, recipes(), search=searches)
