@@ -1602,8 +1602,8 @@ def confirm(history, latency, cfg, run):
         raise UserError(f"{cfg.out}: all candidates diverged; lower --finetune_lr, --restart")
     if not searched:
         fastest = min(timed(line["arch"])["milliseconds"] for line in ranked)
-        raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured; the fastest takes "
-                        f"{fastest:.4g} ms; the same command measures again, and with --init "
+        raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured; the fastest "
+                        f"takes {fastest:.4g} ms; the same command measures again, and with --init "
                         f"{cfg.init or cfg.out}, a new --out and a larger limit the latencies and "
                         "the SuperPLM are used again")
     rule = map(str, berts_rule(cfg, latency.predict, latency.limit))

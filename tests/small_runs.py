@@ -43,7 +43,8 @@ TRAINED = {
 FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64 --runs 1"
 SEARCHES = {
     "autobert_zero":
-        "--corpus {corpus} --glue {glue} --tasks CoLA,{reviews} --layers 2 --hidden 16 --heads 2 --ffn 16 "
+        "--corpus {corpus} --glue {glue} --tasks CoLA,{reviews} "
+        "--layers 2 --hidden 16 --heads 2 --ffn 16 "
         "--batch 4 --steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
         f"--finalist_times 1 {FEW}",
     "autotinybert":
@@ -119,7 +120,8 @@ class FakeTokenizer:
 
 def make_ready(demo, root):
     """{name: folder} of small data and finished runs, made below `root`."""
-    names = ("corpus", "glue", "squad", "race", "pairs", "reviews", "tuned", "cifar10", "hf", *TRAINED)
+    names = ("corpus", "glue", "squad", "race", "pairs", "reviews", "tuned", "cifar10", "hf",
+             *TRAINED)
     folders = {name: root / name for name in names}
     write(root / "text.txt", Path(demo["corpus"], "language.txt").read_text()[:40_000])
     for path in Path(demo["glue"]).rglob("*.tsv"):
