@@ -119,7 +119,7 @@ def test_published_architecture():
     assert large[:4] == arch[:2] * 2
     small = abz.read_arch("autobert-zero", 4)
     assert small == arch[:2] + arch[-2:]
-    with pytest.raises(ValueError, match="3 layers"):  # not pairs
+    with pytest.raises(ValueError, match="3 layer.s."):  # not pairs
         abz.read_arch("conv3 | conv5 | conv7", 6)
 
 
