@@ -54,6 +54,7 @@ MIXTURE = (
     slow("autotinybert distillation", TINY),
     slow("autotinybert latency", ""),
     slow("albert order", ALBERT),
+    slow("albert sharing", ALBERT),
     slow("albert dropout", ALBERT),
     slow("mformer mixture", MIXTURE),
     slow("mformer translation", "--steps 2 --train_examples 64 --beam 1"),

@@ -35,9 +35,6 @@ another one.
 | AutoBERT-Zero: tokens stay more different from each other than in BERT (Figure 5) | mean cosine \
 behind the last of four layers, BERT less OP-NAS: +0.025 [-0.011, +0.061], n = 6 | n = 12, or more \
 layers: the paper has twelve |
-| ALBERT: sharing all weights costs accuracy (Table 4) | masked token accuracy, not shared less \
-shared: -0.6 [-2.0, +0.9] points at width 64, +1.2 [+0.1, +2.4] at 128, where both have 14%: its \
-learning rate is that of width 64; n = 3 | n = 7 for one point: 2 core-hours |
 | ALBERT: a small embedding suffices (Table 3) | E = 32 less E = 64, width 64: -1.4 [-3.0, +0.3] \
 points, n = 3 | n = 5: 1 core-hour |
 | ALBERT: SOP helps pairs of sentences (Table 5) | RTE and MRPC, SOP less no loss: +3.4 [-5.7, \
