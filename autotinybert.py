@@ -23,7 +23,6 @@ A * marks a departure from the released code where the paper leaves the choice o
 import copy
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import random

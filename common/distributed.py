@@ -502,7 +502,9 @@ class Pace:
     def __init__(self, ranks, save_minutes, steps, save_every=0, save_at=None, log_at=None):
         self.ranks = ranks
         log_every = max(1, min(100, steps // 20))
-        self.save_at = save_at or range(steps, 0, -(save_every or steps))
+        self.save_at = save_at
+        if save_at is None:
+            self.save_at = range(steps, 0, -(save_every or steps))
         self.log_at = log_at or range(log_every, steps + 1, log_every)
         self.save_seconds = 60 * save_minutes or math.inf
         self.saved = self.logged = self.called = time.monotonic()
