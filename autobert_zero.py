@@ -1,10 +1,10 @@
 """AutoBERT-Zero: Evolving BERT Backbone from Scratch (Gao, Xu, Shi, Ren, Yu, Liang, Jiang, Li; AAAI
 2022, arXiv:2107.07445v3).
 
-A search finds a language model's backbone. Each layer is a lightweight convolution, or an attention
-of its own: any graph of primitive operations on two to four projections of its input. An evolution
-whose mutations follow the scores of the operations so far (OP-NAS) proposes candidates. A super-net
-that shares weights (BIWS) makes each candidate cheap to evaluate.
+A search finds the backbone of a language model. Each layer is a lightweight convolution or an
+attention: a graph of primitive operations on two to four projections of its input. OP-NAS, an
+evolution, proposes candidates: its mutations prefer operations with high scores so far. A super-net
+with shared weights (BIWS) makes candidates cheap to evaluate.
 
 Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
          torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, about 3 minutes
@@ -13,8 +13,8 @@ Map:     Table 1 -> infer, table_1        Eq. 1, 2 -> AttentionMixer       Fig. 
          Sec. 3.1 -> ConvMixer, sample_arch, grow    Eq. 3 -> ucb    Fig. 3 -> SuperNet, slot
          Alg. 1 -> propose, search        App. D.1 -> score_candidate      App. D.2 -> pretrain
          Fig. 5, 6, 8, Table 7 -> tests/claims
-Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a layer can be);
-         SuperNet (how candidates share weights); ucb, OperationPriority, mutate, propose,
+Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a layer can be),
+         SuperNet (how candidates share weights), ucb, OperationPriority, mutate, propose,
          score_candidate, search (Alg. 1). Skip at first: the text form, simplify,
          find_softmax_attention, the edits, what a search prints, everything after train_step.
 Differs: There are 46 departures from the paper, D1 to D46: grep -n '# D[0-9]' autobert_zero.py
@@ -52,71 +52,71 @@ from torch.utils.flop_counter import FlopCounterMode
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Every setting. The comment of a setting is its help text, which ends in its range. Flags
-    override presets; presets override defaults."""
+    """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
+    override presets, and presets override defaults."""
     preset: str = "demo"  # demo (minutes on two cores) | small | base | large (Table 6)
-    out: str = ""  # run folder; default runs/autobert_zero-ACTION-PRESET
-    restart: bool = False  # begin again in the run folder
-    seed: int = 0  # of all random numbers [0, 4294967295]
-    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
+    out: str = ""  # run folder. Default: runs/autobert_zero-ACTION-PRESET
+    restart: bool = False  # delete the run in the run folder and start again
+    seed: int = 0  # random seed [0, 4294967295]
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
-    dry_run: bool = False  # two real steps of every phase; flags that are given count
-    tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
+    dry_run: bool = False  # run two steps of every phase, unless flags say otherwise
+    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     # data
-    corpus: tuple[str, ...] = ()  # text files or folders; default: demo text
-    glue: str = ""  # folder of the GLUE tasks, official layout; default: demo tasks
-    squad: str = ""  # folder of train-v1.1.json, ...; default: demo questions
-    # D13: the default vocabulary is SentencePiece's, trained on the corpus; the paper has WordPiece
-    tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model; default: trained
+    corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text
+    glue: str = ""  # folder of the GLUE tasks, official layout. Default: demo tasks
+    squad: str = ""  # folder of train-v1.1.json, ... Default: demo questions
+    # D13: the default vocabulary is SentencePiece's, trained on the corpus. The paper has WordPiece
+    tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model. Default: trained
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
-    # D45: documents are held out to evaluate pre-training; the paper does not say
+    # D45: pre-training is evaluated on held-out documents. The paper does not say
     held_out: float = 0.05  # documents: fraction (below 1, capped at 1,000) or count [> 0]
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search
-    train_examples: int = 0  # training examples of each task; 0: all
+    train_examples: int = 0  # training examples of each task (0: all)
     # model
     arch: str = "autobert-zero"  # autobert-zero | bert | text form | best.json
     layers: int = 12  # L [1, 1000]
     hidden: int = 768  # d [>= 1]
     heads: int = 12  # A [>= 1]
     ffn: int = 3072  # d_ff [>= 1]
-    embedding: int = 0  # width of the token embedding; 0: hidden; 128 gives the 13M of small
+    embedding: int = 0  # width of the token embedding (0: hidden). 128 gives the 13M of small
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
-    init_std: float = 0.02  # of the initial weights; 0.02 suits widths near 768 [0.001, 0.2]
-    # pre-training, in --search of a candidate
+    init_std: float = 0.02  # of the initial weights. 0.02 suits widths near 768 [0.001, 0.2]
+    # pre-training (in --search, of a candidate)
     length: int = 128  # tokens in a sequence, special ones included [8, 512]
-    steps: int = 40000  # Sec. 4.1; 0: 40 passes over the corpus, App. D.2, --pretrain only
-    batch: int = 160  # sequences in a step, App. D.1 [>= 1]
+    steps: int = 40000  # Sec. 4.1. 0: 40 passes over the corpus, App. D.2, --pretrain only
+    batch: int = 160  # sequences per step, App. D.1 [>= 1]
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # fraction of the steps, App. D.1 [0, 1]
-    short: float = 0.0  # fraction of the steps, at the start, with --length / 4 (D39) [0, 1]
-    weight_decay: float = 0.01  # AdamW's; BERT's in pre-training, App. D.1's in fine-tuning
-    accumulate: int = 1  # micro-batches in a step; default: raised to fit the processes [>= 1]
+    short: float = 0.0  # fraction of the steps, at the start, with length / 4 (D39) [0, 1]
+    weight_decay: float = 0.01  # of AdamW. BERT's in pre-training, App. D.1's in fine-tuning
+    accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
     compile: bool = False  # torch.compile, in pre-training
     recompute: bool = False  # activation checkpointing: half the memory, a third more time
     init: str = ""  # run folder to start from: a search's super-net, a pre-training, RUN/TASK
     save_every: int = 1000  # steps between checkpoints and, in --pretrain, evaluations [>= 1]
-    save_minutes: float = 0  # minutes between further checkpoints; 0: none
-    # fine-tuning; default: as in recipes()
+    save_minutes: float = 0  # minutes between additional checkpoints (0: none)
+    # fine-tuning, by default as in recipes()
     finetune_lr: float | None = None  # peak learning rate [> 0]
-    finetune_batch: int | None = None  # examples in a step [>= 1]
+    finetune_batch: int | None = None  # examples per step [>= 1]
     finetune_epochs: int | None = None  # passes over the examples [>= 1]
     finetune_warmup: float | None = None  # fraction of the steps [0, 1]
-    finetune_length: int | None = None  # tokens in an input; default --length, SQuAD 384 [8, 512]
-    eval_every: int = 100  # steps between evaluations on dev, App. D.2; 0: up to 20 in all
-    runs: int = 1  # seeds of each fine-tuning; the median counts [>= 1]
+    finetune_length: int | None = None  # tokens in an input. Default: --length, SQuAD 384 [8, 512]
+    eval_every: int = 100  # steps between evaluations on dev, App. D.2. 0: up to 20 in all
+    runs: int = 1  # seeds of each fine-tuning. The median is reported [>= 1]
     # search
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: uniform mutations
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
-    # D34: a search has a fixed number of rounds; Alg. 1 goes to convergence. 100 + 27 x 25 = 775
+    # D34: a search has a fixed number of rounds. Alg. 1 runs until convergence. 100 + 27 x 25 = 775
     # candidates
     rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
-    alpha: float = 0.01  # exploration in Eq. 3; c of App. D.1; weak below 0.1 (D9) [0, 1000]
+    alpha: float = 0.01  # exploration in Eq. 3, c of App. D.1. Weak below 0.1 (D9) [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
-    finalists: int = 0  # best candidates trained again, alone (D37); 0: none, as in the paper
-    finalist_times: int = 1  # steps and examples of a finalist: so many times a candidate's [>= 1]
-    warm_times: int = 0  # steps of the warm start: so many times --steps (D40); 0 or --init: none
+    finalists: int = 0  # best candidates trained again, alone (D37). 0: none, as in the paper
+    finalist_times: int = 1  # steps and examples of a finalist, times a candidate's [>= 1]
+    warm_times: int = 0  # steps of the warm start, times --steps (D40). 0 or --init: none
 
 
 PRESETS = {
@@ -136,7 +136,7 @@ PRESETS = {
         finetune_epochs=2,
         finetune_warmup=0.1,
         search=dict(
-            # with two layers one short training ranks networks on the demo's MNLI (ICC 0.93)
+            # with two layers a single short training ranks networks on the demo's MNLI (ICC 0.93)
             layers=2,
             batch=8,
             lr=3e-3,
@@ -147,7 +147,7 @@ PRESETS = {
             train_examples=5000,
             population=8, rounds=3, parents=2, children=2,
             finalists=2, finalist_times=15,
-            # D1: the demo shares no weights: each candidate is trained from the same start. Other
+            # D1: the demo shares no weights: each candidate starts from the same weights. The other
             # presets share them, as in the paper
             no_weight_sharing=True,
             warm_times=10),
@@ -179,27 +179,28 @@ PRESETS = {
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 CLIP = 1.0  # largest gradient norm, BERT's
 MASK_RATE = 0.15  # of the tokens, as in BERT
-# D29: an attention has at most 12 operations; the paper sets no limit, Figure 7's longest has 11
+# D29: an attention has at most 12 operations. The paper sets no limit, and Figure 7's longest has
+# 11
 MAX_PATH = 12
 SHARPNESS = 4  # of the priorities (D9)
 
 # --- search space ---------
 # An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or an
-# expression, an attention: nested tuples of inputs and operations, such as
-# ("matmul", ("softmax", ("matmul", "Q", ("transpose", "K"))), "V"). Equal parts are one operation.
-# A shape is "nd" (tokens x head dim), "dn", "nn" or "dd".
+# expression, an attention. An expression is a nested tuple of inputs and operations, such as
+# ("matmul", ("softmax", ("matmul", "Q", ("transpose", "K"))), "V"). Equal sub-expressions are one
+# operation. A shape is "nd" (tokens x head dim), "dn", "nn" or "dd".
 
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
 PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, the operations that sum over an axis
 BINARY = ("add", *PRODUCTS)  # Table 1
-# D3: operations take matrices alone, no scalars as in Sec. 3.1; they build all of Figure 7
+# D3: operations take matrices alone, no scalars as in Sec. 3.1. They suffice for all of Figure 7
 OPS = UNARY + BINARY
 
 
 def infer(op, *shapes):
-    """The shape of an operation's result; None where it is illegal on operands of these shapes."""
+    """The shape of an operation's result, or None if it is illegal on operands of these shapes."""
     if None in shapes:
         return None
     first = shapes[0]
@@ -212,17 +213,18 @@ def infer(op, *shapes):
         return first if first == second else None
     if op == "matmul":
         return first[0] + second[1] if first[1] == second[0] else None
-    # D4: cosine and euclidean compare rows with rows, n x d and m x d -> n x m, so they can score
+    # D4: cosine and euclidean compare the rows of both matrices, n x d and m x d -> n x m, so that
+    # they can score
     return first[0] + second[0] if first[1] == second[1] else None
 
 
 def path_of(expression):
-    """{operation: shape} of the distinct operations of an expression, in order of evaluation. An
-    illegal operation has the shape None."""
+    """{operation: shape} of the distinct operations of an expression, in order of evaluation. The
+    shape of an illegal operation is None."""
     path = {}
 
     def visit(part):
-        """The shape of an input or of an operation, whose operands come first in the path."""
+        """The shape of an input or an operation. Its operands precede it in the path."""
         if part in INPUTS:
             return "nd"
         if part not in path:
@@ -247,15 +249,15 @@ def used_inputs(expression):
 
 
 def canonical(expression):
-    """The form in which expressions are compared. It sorts the operands of each `add` by the number
-    of their operations, then by the names of the operations, then by the inputs."""
+    """The form for comparing expressions: the operands of `add` are sorted by size, then by
+    operations, then by inputs."""
     if expression in INPUTS:
         return expression
     op, *operands = expression
     operands = [canonical(operand) for operand in operands]
 
     def order(operand):
-        # in the text of an expression, operations are in lower case and inputs in upper case
+        # in repr, operations are in lower case and inputs in upper case
         operations = re.findall("[a-z]+", repr(operand))
         inputs = [INPUTS.index(name) for name in re.findall("[A-Z]", repr(operand))]
         return len(operations), operations, inputs
@@ -283,15 +285,15 @@ def why_illegal(expression):
 
 def searchable(expression):
     """Whether a search may propose an attention."""
-    # D22: a searched attention mixes tokens; the paper does not ask for it. A product does, and a
-    # softmax over tokens
+    # D22: a searched attention mixes tokens, by a product or a softmax over tokens. The paper does
+    # not ask for it
     mixes = any(op in PRODUCTS or (op, shape) == ("softmax", "dn")
                 for (op, *_), shape in path_of(expression).items())
     return mixes and not why_illegal(expression)
 
 
-# The text form: layers joined by " | ". A convolution is "conv65", an attention a formula. A result
-# that is read twice gets a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
+# The text form joins layers by " | ". A convolution is "conv65". An attention is a formula, and a
+# result that is read twice has a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
 
 TEXT = {
     "neg": "neg({})", "transpose": "{}.T", "scale": "scale({})", "softmax": "softmax({})",
@@ -318,8 +320,8 @@ def formula(expression):
 
 
 def read_tree(tree, names):
-    """The expression of a Python syntax tree. names: {name: expression}. Raises OverflowError where
-    it is too long, ValueError and KeyError where it is no formula."""
+    """The expression of a Python syntax tree. names: {name: expression}. Raises OverflowError if it
+    is too long, and ValueError or KeyError if it is not a formula."""
     match tree:
         case ast.Name(name):
             return names[name]
@@ -337,7 +339,7 @@ def read_tree(tree, names):
     if op not in OPS or len(operands) != (1 if op in UNARY else 2):
         raise ValueError
     expression = op, *[read_tree(operand, names) for operand in operands]
-    if len(path_of(expression)) > MAX_PATH:  # at once: "a = b + b; c = a + a; ..." doubles it
+    if len(path_of(expression)) > MAX_PATH:  # early: repeated "c = a + a" grows exponentially
         raise OverflowError
     return expression
 
@@ -362,10 +364,10 @@ def parse_formula(text):
 
 
 def simplify(expression):
-    """An equal expression with fewer minus signs: neg(cos(Q, K)) @ neg(P) is cos(Q, K) @ P.
+    """An equal expression with fewer minus signs: neg(cos(Q, K)) @ neg(P) becomes cos(Q, K) @ P.
 
-    A minus sign moves out of operations that are linear or odd, and a cosine does not depend on the
-    scale of its operands. For people to read: a search keeps the formulas that it drew.
+    A minus sign moves out of linear and odd operations. A cosine ignores the scale of its operands.
+    This is for display. A search keeps the formulas that it drew.
     """
 
     def simple(expression):
@@ -389,14 +391,14 @@ def simplify(expression):
 
 
 def arch_text(arch):
-    """The text form of an architecture, which parse_arch reads."""
+    """The text form of an architecture (parse_arch reads it)."""
     layers = [f"conv{layer}" if isinstance(layer, int) else formula(layer) for layer in arch]
     return " | ".join(layers)
 
 
 @functools.cache
 def parse_arch(text):
-    """The architecture of a text form. Raises ValueError, which names the wrong layer."""
+    """The architecture of a text form. Raises ValueError that names the wrong layer."""
     kernels = {f"conv{size}": size for size in KERNELS}
     layers = []
     for number, part in enumerate(text.split("|"), 1):
@@ -414,18 +416,18 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6: layers 10 and 12 add plain V, as in the text; the figure has an `add` of one operand
+    # D6: layers 10 and 12 add plain V, as in the text. The figure has an `add` of one operand
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
 
 
-# D27: AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built; the paper only draws them
+# D27: AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built. The paper only draws them
 
 
 def stretch(arch, layers):
-    """An architecture of pairs of layers at another depth: evenly spaced pairs of it. Twice the
-    depth repeats each pair after itself (App. D.2, large). An odd depth drops the last layer."""
+    """Evenly spaced pairs of layers of an architecture, for another depth. Twice the depth repeats
+    each pair after itself (App. D.2, large). An odd depth drops the last layer."""
     # D14: depths other than 12 and 24 are ours
     last = len(arch) // 2 - 1
     pairs = (layers + 1) // 2
@@ -463,10 +465,10 @@ def cosine(x, y):
 
 
 def euclidean(x, y):
-    """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m). A product
-    of matrices computes it without a buffer of (B, N, n, m, d); autocast keeps it in float32."""
+    """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m). A matrix
+    product avoids a buffer of (B, N, n, m, d). Autocast keeps it in float32."""
     distances = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
-    return distances.clamp_min(0.001)  # less is rounding, which a later cosine would enlarge
+    return distances.clamp_min(0.001)  # less is rounding error, amplified by a later cosine
 
 
 def table_1(head_dim):
@@ -474,11 +476,11 @@ def table_1(head_dim):
     return {
         "neg": torch.neg,
         "transpose": lambda x: x.transpose(-1, -2),
-        # D2: scale divides by the root of Eq. 2's d_h; Table 1's d_x is the width of x
+        # D2: scale divides by the root of Eq. 2's d_h. Table 1's d_x is the width of x
         "scale": lambda x: x / math.sqrt(head_dim),
         "softmax": lambda x: F.softmax(x, dim=-1),
         "logsigmoid": F.logsigmoid,
-        # D15: softsign is x / (1 + |x|), as in arXiv's Table 1; AAAI's x / (1 + x) has a pole
+        # D15: softsign is x / (1 + |x|), as in arXiv's Table 1. AAAI's x / (1 + x) has a pole
         "softsign": F.softsign,
         "add": torch.add,
         "matmul": torch.matmul,
@@ -488,8 +490,8 @@ def table_1(head_dim):
 
 
 def fill_padding(x, axis, value, mask):
-    """x (B, N, *, *) with a value at the padding. axis: the axis of tokens, -2 or -1. mask: (B, T),
-    True at real tokens, or None."""
+    """Replace the padding of x (B, N, *, *) by a value. axis: the axis of tokens, -2 or -1. mask:
+    (B, T), True at real tokens, or None."""
     if mask is None:
         return x
     visible = mask[:, None, :, None] if axis == -2 else mask[:, None, None, :]
@@ -497,8 +499,8 @@ def fill_padding(x, axis, value, mask):
 
 
 def hide_padding(op, operands, shapes, mask):
-    """The operands of an operation, with padding that adds nothing to its sums over tokens."""
-    # D5: no sum sees padding; the paper does not mention it
+    """The operands of an operation, with padding replaced so that sums over tokens ignore it."""
+    # D5: no sum includes padding. The paper does not mention it
     x = operands[0]
     y = operands[-1]
     if op == "softmax" and shapes[0][1] == "n":
@@ -521,7 +523,7 @@ def run_graph(path, inputs, mask=None, dropout=0.0):
         shapes = [path.get(part, "nd") for part in parts]
         operands = hide_padding(op, [values[part] for part in parts], shapes, mask)
         values[operation] = table[op](*operands)
-        # D25: dropout acts on an n x n softmax alone; the paper does not say where
+        # D25: only an n x n softmax has dropout. The paper does not say where
         if (op, shape) == ("softmax", "nn"):
             values[operation] = F.dropout(values[operation], dropout)
     return values
@@ -530,8 +532,8 @@ def run_graph(path, inputs, mask=None, dropout=0.0):
 def find_softmax_attention(expression):
     """(A, X, C) if the expression is softmax(scale(A @ X)) @ C, else None.
 
-    It runs as scaled_dot_product_attention, which never stores the n x n weights. A and C must be
-    "nd" and X "dn", and no other operation may read softmax(...), scale(...) or A @ X.
+    It runs as scaled_dot_product_attention, which does not store the n x n weights. A and C must be
+    "nd" and X "dn". No other operation may read softmax(...), scale(...) or A @ X.
     """
     match expression:
         case ("matmul", ("softmax", ("scale", ("matmul", A, X))), C):
@@ -563,7 +565,7 @@ class AttentionMixer(nn.Module):
         self.dropout = dropout
         self.reads = used_inputs(expression)
         self.fused = find_softmax_attention(expression)
-        self.path = {}  # what run_graph computes: all, or the operands of the fused attention
+        self.path = {}  # for run_graph: everything, or the operands of the fused attention
         for part in self.fused or [expression]:
             self.path |= path_of(part)
         self.inputs = nn.Linear(hidden, len(self.reads) * hidden)  # W_Q, W_K, W_V, W_P
@@ -590,7 +592,7 @@ BAND_TOKENS = 1024  # longest sequence that runs as a band matrix
 
 
 def band_matrix(weights, T):
-    """(N, T, T): a product with it convolves T tokens with kernels (N, K).
+    """(N, T, T): multiplying by it convolves T tokens with kernels (N, K).
 
     For T = 3 and the kernel a b c it is the middle three columns of
 
@@ -598,8 +600,8 @@ def band_matrix(weights, T):
         0 | a b c | 0
         0 | 0 a b | c
 
-    T copies of the kernel, each followed by T zeros, give these rows when they are read in rows of
-    T + K - 1: a copy with its zeros is one longer than a row."""
+    These are T copies of the kernel, each followed by T zeros, read as rows of T + K - 1: a copy
+    with its zeros is one longer than a row."""
     N, K = weights.shape
     copies = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)  # (N, T (K + T))
     rows = copies[:, :T * (T + K - 1)].view(N, T, T + K - 1)
@@ -608,7 +610,7 @@ def band_matrix(weights, T):
 
 def light_conv(x, kernel):
     """Lightweight convolution (Wu et al. 2018) of x (B, T, H). A softmax normalises the kernel (N,
-    K), and the channels of a head share one row of it."""
+    K). The channels of a head share one row of it."""
     B, T, H = x.shape
     N, K = kernel.shape
     weights = F.softmax(kernel.float(), dim=-1).to(x.dtype)
@@ -623,15 +625,15 @@ def light_conv(x, kernel):
 class ConvMixer(nn.Module):
     """Linear d -> 2d, GLU, lightweight convolution, linear d -> d (Sec. 3.1, Inter-layer (1)).
 
-    shared: the kernel is the centre of the super-net's 65-kernel, and a transform adapts it (Sec.
-    3.2, BIWS (1)). x (B, T, H), mask (B, T) -> (B, T, H).
+    shared: the kernel is the centre of the super-net's 65-kernel, adapted by a transform (Sec. 3.2,
+    BIWS (1)). x (B, T, H), mask (B, T) -> (B, T, H).
     """
 
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        # D18: kernels start random, since with zeros all heads would average alike; the paper does
-        # not say
+        # D18: kernels start random. With zeros all heads would average alike. The paper does not
+        # say
         self.kernel = nn.Parameter(torch.randn(heads, size))
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
@@ -668,7 +670,7 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Embeddings and layers. ids, token type ids (B, T), lengths (B,) -> (B, T, H).
 
-    lengths: the number of real tokens in each sequence, or None where all are full.
+    lengths: real tokens in each sequence, or None if there is no padding.
     """
 
     def __init__(self, arch, cfg, shared=False):
@@ -690,7 +692,7 @@ class Encoder(nn.Module):
         positions = torch.arange(T, device=ids.device)
         mask = None
         if lengths is not None:
-            # an empty sequence sees its first token: a softmax over nothing would be NaN
+            # an empty sequence sees its first token: a softmax over nothing is NaN
             mask = positions < lengths.clamp(min=1)[:, None]  # (B, T)
         x = self.token_embedding(ids) + self.position_embedding(positions)  # (B, T, E)
         x = x + self.token_type_embedding(token_type_ids)
@@ -705,7 +707,7 @@ class Encoder(nn.Module):
 
 def init_weights(model, std):
     """BERT's initialisation."""
-    # D43: weights are not truncated at two standard deviations; the paper does not say
+    # D43: weights are not truncated at two standard deviations. The paper does not say
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
@@ -728,8 +730,8 @@ class LanguageModel(nn.Module):
         init_weights(self, cfg.init_std)
 
     def forward(self, batch):
-        """MLM logits (M, V) at the masked_positions (M,) of a batch's ids.flatten(), and NSP logits
-        (B, 2)."""
+        """MLM logits (M, V) at the masked_positions (M,) in ids.flatten(), and NSP logits (B,
+        2)."""
         x = self.encoder(batch["ids"], batch["token_type_ids"], batch.get("lengths"))  # (B, T, H)
         masked = x.flatten(0, 1)[batch["masked_positions"]]  # (M, H)
         masked = self.norm(F.gelu(self.transform(masked)))  # (M, E)
@@ -738,7 +740,7 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder and a linear head. A batch {"ids", "token_type_ids" (B, T), "lengths" (B,) unless all
+    """Encoder and linear head. A batch {"ids", "token_type_ids" (B, T), "lengths" (B,) unless all
     are full, ...} -> logits (B, outputs) of [CLS], or (B, T, outputs) of spans. One output is a
     regression."""
 
@@ -759,8 +761,8 @@ class TaskModel(nn.Module):
         return self.head(self.dropout(torch.tanh(self.pooler(x[:, 0]))))
 
     def loss(self, batch):
-        """Cross-entropy for classes, squared error for a regression, and for spans the mean of the
-        cross-entropies of start and end."""
+        """Cross-entropy of classes, squared error of a regression, or the mean cross-entropy of a
+        span's start and end."""
         logits = self(batch).float()
         if self.spans:
             logits = logits.masked_fill(batch["p_mask"][..., None], -1e4)  # no answer there
@@ -778,15 +780,15 @@ def count_parameters(module):
 
 
 def distance_flops(x, y, **others):
-    """FLOPs of torch.cdist, by the shapes of its operands."""
+    """FLOPs of torch.cdist, from the shapes of its operands."""
     return 2 * math.prod(x) * y[-2]
 
 
 def count(arch, cfg):
     """The parameters of a LanguageModel and the FLOPs of a forward pass of 128 tokens.
 
-    attention_parameters is "#Params of Att" of Tables 3 and 5: the projections that make the inputs
-    of the mixers, without W_O.
+    attention_parameters is "#Params of Att" of Tables 3 and 5: the input projections of the mixers,
+    without W_O.
     """
     custom = {torch.ops.aten._euclidean_dist: distance_flops}
     with torch.device("meta"):
@@ -816,8 +818,8 @@ def count(arch, cfg):
 
 
 def slot(name, value, arch):
-    """Where the super-net keeps a candidate's weight: (name there, index of its part there). The
-    index of a whole tensor is `...`."""
+    """Where the super-net stores a candidate's weight: (name, index of its part). The index of a
+    whole tensor is `...`."""
     pattern = r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)"
     match = re.fullmatch(pattern, name)
     if not match:
@@ -837,8 +839,8 @@ def slot(name, value, arch):
 def cut_out(weights, model):
     """{name: weight} that a model takes from a super-net's weights.
 
-    A candidate takes the transforms too (Sec. 3.2, BIWS (1)). A model outside a search has none:
-    its kernels are multiplied by them.
+    A candidate also takes the transforms (Sec. 3.2, BIWS (1)). A model outside a search has none.
+    Its kernels are multiplied by them.
     """
     state = model.state_dict()
     taken = {}
@@ -858,11 +860,11 @@ class SuperNet:
     """Bi-branch weight sharing (Sec. 3.2, BIWS). A layer has an attention with four inputs, a
     convolution with kernel 65 and a transform for each smaller kernel, and one FFN.
 
-    It is never run: candidates fetch weights and write them back.
+    It never runs. Candidates fetch weights and write them back.
     """
 
     def __init__(self, cfg):
-        # D30: both branches share one FFN; the paper does not say
+        # D30: both branches share one FFN. The paper does not say
         everything = parse_formula("Q + K + V + P")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
@@ -878,9 +880,9 @@ class SuperNet:
 
     def write_back(self, candidates):
         """Copy the weights of a round: pairs (arch, state_dict), the best score last."""
-        # D10: a weight comes from the best candidate that has it, as pre-training left it; a mean
-        # over candidates would be no network. The paper says neither how, nor whether fine-tuned
-        # weights are meant
+        # D10: a weight comes from the best candidate that has it, after pre-training. A mean over
+        # candidates is not a network. The paper says neither how, nor whether fine-tuned weights
+        # are meant
         for arch, state in candidates:
             for name, value in state.items():
                 there, part = slot(name, value, arch)
@@ -902,9 +904,9 @@ class SuperNet:
 
 
 def grow(rng, length):
-    """A random expression of up to `length` operations, drawn one after another; None where no
-    draw fits. At most `left` older results stay unread, so that `left` more operations join all."""
-    expressions = list(INPUTS)  # the inputs and the operations so far; below are indices in it
+    """A random expression of up to `length` operations, or None if no draw fits. At most `left`
+    older results stay unread, so that the remaining `left` operations can join them."""
+    expressions = list(INPUTS)  # the inputs and the operations so far, referenced by index below
     inputs = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
     shapes = {number: "nd" for number in inputs}
     unread = set(inputs)
@@ -929,10 +931,10 @@ def grow(rng, length):
 
 @torch.no_grad()
 def gain(expression, cfg):
-    """The root mean square of what an untrained attention adds to an input with root mean square 1,
+    """The root mean square of an untrained attention's output, for inputs with root mean square 1,
     at the length, head dim and initialisation of cfg."""
     generator = torch.Generator().manual_seed(0)
-    deviation = cfg.init_std * math.sqrt(cfg.hidden)  # of projections; 0.55 in BERT-base
+    deviation = cfg.init_std * math.sqrt(cfg.hidden)  # of projections (0.55 in BERT-base)
     shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads
     inputs = deviation * torch.randn(shape, generator=generator)
     values = run_graph(path_of(expression), dict(zip(INPUTS, inputs)))
@@ -942,10 +944,9 @@ def gain(expression, cfg):
 def sample_attention(rng, cfg):
     """A random legal attention of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
-    # D38: a random attention adds neither next to nothing nor more than half of its input's size.
-    # V + neg(V) adds nothing. Many products over tokens without a softmax add so much that
-    # LayerNorm leaves little of the input, and the network does not learn. Mutations have no such
-    # limit
+    # D38: the output of a random attention has between 0.001 and half of its input's size. V +
+    # neg(V) adds nothing. Many products over tokens without a softmax add so much that LayerNorm
+    # suppresses the input, and the network does not learn. Mutations have no such limit
     while True:
         expression = grow(rng, rng.randint(1, MAX_PATH))
         if expression and searchable(expression) and 0.001 < gain(expression, cfg) < 0.5:
@@ -954,20 +955,20 @@ def sample_attention(rng, cfg):
 
 def sample_arch(rng, cfg):
     """A random architecture."""
-    # D23: a layer is an attention with probability 1/3, else a convolution, since three random
-    # attentions in four layers hardly ever learn; the paper does not say
+    # D23: a layer is an attention with probability 1/3, else a convolution. Three random attentions
+    # in four layers rarely learn. The paper does not say
     return tuple(sample_attention(rng, cfg) if rng.random() < 1 / 3 else rng.choice(KERNELS)
                  for _ in range(cfg.layers))
 
 
 def ucb(totals, counts, alpha):
-    """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). totals: the sum of each
+    """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). totals: sums of each
     option's scores. counts: N_i, the number of its samples."""
-    N = sum(counts)  # D21: N counts the samples at this position; the paper's counts all
+    N = sum(counts)  # D21: N counts the samples at this position. The paper's counts all
     mean = sum(totals) / max(N, 1)
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
     # D8: mu_i includes one pseudo-sample at the overall mean, so that a single sample decides
-    # little. An option that was never tried has this one alone, and N_i = 1
+    # little. An untried option has only this one, and N_i = 1
     return [(total + mean) / (tries + 1) + bonus / math.sqrt(max(tries, 1))
             for total, tries in zip(totals, counts)]
 
@@ -979,8 +980,8 @@ def ranked(history):
 
 
 class OperationPriority:
-    """Priorities of operations from the history (Sec. 3.2): a distribution over OPS at each
-    position, shared by all attention layers, and one over KERNELS in each layer."""
+    """Priorities of operations from the history (Sec. 3.2): one distribution over OPS per position,
+    for all attention layers, and one over KERNELS per layer."""
 
     def __init__(self, history, cfg):
         self.cfg = cfg
@@ -992,7 +993,7 @@ class OperationPriority:
         mean = statistics.fmean(scores)
         deviation = statistics.pstdev(scores) or 1.0
         for line in history:
-            # D31: a diverged candidate counts as the worst score of the others; 0 would exclude
+            # D31: a diverged candidate counts as the worst score of the others. A 0 would exclude
             # all its operations
             score = scores[-1] if line["diverged"] else line["score"]
             for number, layer in enumerate(parse_arch(line["arch"])):
@@ -1000,8 +1001,8 @@ class OperationPriority:
                     options = [(number, layer)]
                 else:
                     options = [(position, op) for position, (op, *_) in enumerate(path_of(layer))]
-                # D33: N_i of Eq. 3 counts the occurrences of an operation in evaluated candidates;
-                # the paper counts how often it was sampled. A child inherits most operations
+                # D33: N_i of Eq. 3 counts the occurrences of an operation in evaluated candidates.
+                # The paper counts how often it was sampled. A child inherits most operations
                 for option in options:
                     self.samples[option].append((score - mean) / deviation)
 
@@ -1011,10 +1012,10 @@ class OperationPriority:
         samples = [self.samples[position, option] for option in options]
         scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
                      self.cfg.alpha)
-        # D9: Eq. 3 has scores in standard deviations, so that the unit of a metric does not matter,
-        # and the softmax multiplies it by SHARPNESS. A tenth of the probability is uniform, so that
-        # an option that failed once is tried again. This tenth explores: the bonus of Eq. 3 with
-        # the paper's alpha = 0.01 multiplies a weight by at most e^0.15 (1 sample of 1,000)
+        # D9: Eq. 3 uses scores in standard deviations, since metrics have different units, and the
+        # softmax multiplies it by SHARPNESS. A uniform mixture (10%) retries options that failed
+        # once. Exploration comes from it: with the paper's alpha = 0.01 the bonus of Eq. 3
+        # multiplies a weight by at most e^0.15 (1 sample of 1,000)
         allowed = [option in (legal or options) for option in options]
         top = max(itertools.compress(scores, allowed))
         weights = [math.exp(SHARPNESS * (score - top)) if fits else 0.0
@@ -1023,14 +1024,14 @@ class OperationPriority:
                 for weight, fits in zip(weights, allowed)]
 
 
-# The edits of an attention. Each yields expressions that can replace the operation `old`; some are
-# illegal. `others` are the inputs and the operations before `old` in the path.
-# D7: a mutation is one of these five edits of an attention; the paper names none
+# The edits of an attention. Each yields replacements for the operation `old`. Some are illegal.
+# `others` are the inputs and the operations before `old` in the path.
+# D7: a mutation is one of these five edits of an attention. The paper names none
 
 
 def applied(operands, others):
-    """Every operation on these operands. Where one is given, a binary operation takes any of
-    `others` as the other."""
+    """Every operation on these operands. Given one operand, a binary operation combines it with
+    each of `others`."""
     for op in OPS:
         if op in UNARY:
             yield from ((op, operand) for operand in operands)
@@ -1043,13 +1044,13 @@ def applied(operands, others):
 
 
 def with_operand(operation, side, operand):
-    """The operation with another operand on one side, 0 or 1."""
+    """The operation with its operand 0 or 1 replaced."""
     return *operation[:side + 1], operand, *operation[side + 2:]
 
 
 def replace(old, others):
     """Another operation on the same operands. One operand of a binary operation may also gain or
-    lose a transpose: one edit leads from cos(a, b) to a @ b.T, since none between them is legal."""
+    lose a transpose: cos(a, b) becomes a @ b.T in one edit, since no step between them is legal."""
     op, *operands = old
     yield from applied(operands, others)
     if op in BINARY:
@@ -1086,7 +1087,7 @@ EDITS = (replace, append, insert, delete, rewire)
 
 
 def substitute(expression, old, new):
-    """The expression with `new` instead of `old` everywhere."""
+    """The expression with every `old` replaced by `new`."""
     if expression == old:
         return new
     if expression in INPUTS:
@@ -1095,8 +1096,8 @@ def substitute(expression, old, new):
 
 
 def legal_children(parent, edit, index):
-    """The attentions that an edit makes of the operation at an index of the parent's path, those
-    that a search may propose."""
+    """The attentions that a search may propose, from an edit of the operation at an index of the
+    parent's path."""
     path = [*path_of(parent)]
     old = path[index]
     edited = edit(old, [*INPUTS, *path[:index]])
@@ -1106,7 +1107,7 @@ def legal_children(parent, edit, index):
 
 def choose(children, position, rng, priority):
     """One of the children. The priorities draw the operation at a position of their paths, or at
-    the end of shorter ones; then it is one of the children that have it there."""
+    the end of shorter paths. The choice among children with that operation is uniform."""
     by_operation = collections.defaultdict(list)
     for child in children:
         path = [*path_of(child)]
@@ -1117,10 +1118,10 @@ def choose(children, position, rng, priority):
 
 
 def edit_attention(parent, rng, priority):
-    """A legal attention one edit away; the parent where there is none.
+    """A legal attention one edit away, or the parent if there is none.
 
-    The edit and the operation that it changes are uniform. The priorities of a position in the
-    child draw the new operation (Sec. 3.2: a path of length k uses the first k distributions).
+    The edit and the edited operation are uniform. The priorities of a position in the child draw
+    the new operation (Sec. 3.2: a path of length k uses the first k distributions).
     """
     edits = [*itertools.product(EDITS, range(len(path_of(parent))))]
     for edit, index in rng.sample(edits, len(edits)):
@@ -1128,17 +1129,17 @@ def edit_attention(parent, rng, priority):
             if edit in (delete, rewire):
                 # D35: delete and rewire make no new operation, so they are drawn uniformly
                 return rng.choice(children)
-            # D41: an operation appended to the last one is drawn by the priorities of position
-            # k + 1; the paper has k positions
+            # D41: an operation appended to the last one is drawn by the priorities of position k +
+            # 1. The paper has k positions
             return choose(children, index + (edit is append), rng, priority)
     return parent
 
 
 def mutate(parent, rng, priority):
-    """A child of an architecture (Alg. 1, lines 6, 7). A random layer may become another kind, at
-    random; then a random layer changes inside, by the priorities."""
+    """A child of an architecture (Alg. 1, lines 6, 7). First, a random layer may change its kind.
+    Then a random layer changes inside, by the priorities."""
     child = list(parent)
-    # D16: only half of the children change a kind, so that a child can differ in one layer alone
+    # D16: only half of the children change a kind, so that a child can differ in one layer
     if rng.random() < 0.5:  # inter-layer, as in a plain evolution (Sec. 3.2)
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
@@ -1158,20 +1159,19 @@ def mutate(parent, rng, priority):
 
 
 def round_sizes(cfg):
-    """The number of candidates in each round: the initial population, then children."""
+    """The number of candidates per round: the initial population, then children."""
     later = cfg.parents * cfg.children
-    # D11: the population comes in rounds of the same size, so that the super-net learns from the
-    # start
+    # D11: the population is split into rounds of the same size, so that the super-net learns from
+    # the start
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
 
 
 def propose(history, number, cfg):
-    """The candidates of a round: [(id of the parent or None, architecture)], the same in every
+    """The candidates of a round, [(id of the parent or None, architecture)], equal in every
     process.
 
-    history: the candidates so far, dicts of which "id", "arch" (text), "score" and "diverged" are
-    read.
+    history: the candidates so far, dicts with "id", "arch" (text), "score" and "diverged".
     """
     rng = random.Random(f"{cfg.seed} round {number}")
     sizes = round_sizes(cfg)
@@ -1190,7 +1190,7 @@ def propose(history, number, cfg):
             parent = None
             arch = sample_arch(rng, cfg)  # Alg. 1, line 1
         text = arch_text(arch)
-        if text not in seen:  # no candidate twice (D19)
+        if text not in seen:  # no duplicates (D19)
             seen.add(text)
             proposals.append((parent, arch))
     return proposals
@@ -1198,10 +1198,10 @@ def propose(history, number, cfg):
 
 def score_candidate(arch, number, supernet, data, cfg, path):
     """Evaluate one candidate (App. D.1, "model evaluation"): pre-train it, then fine-tune copies of
-    it on the proxy tasks. Returns {score, scores, diverged, seconds}, and saves the pre-trained
-    weights as path.pt.
+    it on the proxy tasks. Returns {score, scores, diverged, seconds}. Saves the pre-trained weights
+    as path.pt.
 
-    number: the round, which chooses a part of the text. A network that is trained again reads the
+    number: the round, which selects a part of the text. Networks that are trained again read the
     part of round 0.
     """
     began = time.perf_counter()
@@ -1223,14 +1223,14 @@ def score_candidate(arch, number, supernet, data, cfg, path):
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.remove()
     # D19: a score is the mean over --tasks, with MNLI's matched half, and no candidate is evaluated
-    # twice (propose); the paper does not say
+    # twice (propose). The paper does not say
     score = sum(scores.values()) / max(len(scores), 1)
     seconds = round(time.perf_counter() - began, 3)
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
 def train_candidate(model, optimizer, data, cfg, checkpoint, number):
-    """Pre-train one candidate in this process, from its checkpoint on. number: the round. Raises
+    """Pre-train one candidate in this process, from its checkpoint. number: the round. Raises
     Diverged, and Stop after SIGTERM."""
     alone = checkpoint.ranks
     begin = checkpoint.restore().get("step", 0)
@@ -1244,7 +1244,7 @@ def train_candidate(model, optimizer, data, cfg, checkpoint, number):
         means.add(train_step(step, network, optimizer, batches, cfg, alone, number), tokens=0)
         stop, save, log = pace(step + 1)
         if log:
-            means.take(step + 1)  # it raises Diverged
+            means.take(step + 1)  # raises Diverged
         if save:
             checkpoint.save(step=step + 1)
         if stop:
@@ -1252,7 +1252,7 @@ def train_candidate(model, optimizer, data, cfg, checkpoint, number):
 
 
 def score_task(model, task, cfg, device):
-    """Fine-tune a copy of the model on a proxy task; returns its main metric on dev."""
+    """Fine-tune a copy of the model on a proxy task. Returns its main metric on dev."""
     seed_everything(cfg.seed, "head", task.name)
     tuned = move(TaskModel(model.encoder.arch, cfg, task.outputs, shared=True), device)
     tuned.load_state_dict(model.state_dict(), strict=False)  # encoder and pooler
@@ -1266,10 +1266,10 @@ def score_task(model, task, cfg, device):
 
 
 def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
-    """Evaluate {id: architecture}, shared out over the processes; returns {id: result}. Long
-    formulas come first, since they tend to take longest.
+    """Evaluate {id: architecture}, distributed over the processes. Returns {id: result}. Long
+    formulas go first, since they tend to take longest.
 
-    The folder `name` of the run keeps results and weights, so that a stopped run goes on. Prints
+    The folder `name` of the run keeps results and weights, so that a stopped run continues. Prints
     and logs a line for each, with a star where the score is above `best`.
     """
     folder = run.folder / name
@@ -1294,8 +1294,8 @@ def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
 
 
 def search(supernet, run, data, cfg):
-    """OP-NAS (Algorithm 1); returns the history of all candidates. A stopped run continues with the
-    round in which it was stopped."""
+    """OP-NAS (Algorithm 1). Returns the history of all candidates. A stopped run continues with its
+    current round."""
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet)
     history = checkpoint.restore().get("history", [])
     begin = history[-1]["round"] + 1 if history else 0
@@ -1320,8 +1320,7 @@ def search(supernet, run, data, cfg):
 
 
 def write_history(run, number, history):
-    """Write history.jsonl as the checkpoint has it, and delete the folder of the round, whose
-    results it has."""
+    """Write history.jsonl from the checkpoint, then delete the folder of the finished round."""
 
     def write():
         write_atomic(run.folder / "history.jsonl", jsonl(history))
@@ -1335,14 +1334,13 @@ def write_history(run, number, history):
 
 
 def hand_designed(layers):
-    """{name: architecture} of the networks that a search has to beat. The hybrid alternates between
-    conv3 and BERT's attention."""
+    """{name: architecture} of the baselines. The hybrid alternates conv3 and BERT's attention."""
     alternating = (parse_arch(f"conv3 | {BERT_ATTENTION}") * layers)[:layers]
     return {"BERT": read_arch("bert", layers), "hybrid": alternating}
 
 
 def majority_baseline(tasks):
-    """{score, scores by task} of the majority baseline, which a search has to beat."""
+    """{score, scores by task} of the majority baseline."""
     scores = {name: task.majority_baseline for name, task in tasks.items()}
     return {"score": statistics.mean(scores.values()), "scores": scores}
 
@@ -1369,10 +1367,11 @@ def first_super_net(source, run, data, cfg):
 
 
 def warm_start(supernet, run, data, cfg):
-    """Train a hand-designed network, the one that learns soonest, and copy its weights except its
-    mixers into the super-net."""
-    # D40: a warm start trains what all candidates share: embeddings, FFNs, norms and heads. A
-    # candidate's few steps then train mainly its convolutions and attentions, which start random
+    """Train the hand-designed network that learns soonest, and copy its weights except its mixers
+    into the super-net."""
+    # D40: a warm start trains the parts that all candidates share: embeddings, FFNs, norms and
+    # heads. A candidate's few steps then train mainly its convolutions and attentions, which start
+    # random
     archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
     longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
     no_tasks = dataclasses.replace(data, tasks={})
@@ -1383,20 +1382,20 @@ def warm_start(supernet, run, data, cfg):
 
 
 def open_proxies(names, cfg, data):
-    """The data with the proxy tasks of a search, their train and dev examples alone."""
+    """The data with the train and dev examples of a search's proxy tasks."""
     tasks = {name: open_task(name, cfg, data.tokenizer, recipes(cfg), search=True)
              for name in names}
     return dataclasses.replace(data, tasks=tasks)
 
 
 def train_finalists(history, first, run, data, cfg):
-    """Train the best --finalists candidates and the baselines again. Returns the lines of the
-    history of the former with their new results, and {name: result} of the latter."""
+    """Train the best --finalists candidates and the baselines again. Returns the candidates'
+    history lines with their new results, and {name: result} of the baselines."""
     if not cfg.finalists:
         return [], {}
-    # D37: the best candidates are trained once more, alone and from the first super-net. A
-    # candidate's score depends on the age of the super-net that it started from, and the best of
-    # many noisy scores is in part luck. The paper takes the best candidate (Sec. 4.2)
+    # D37: the best candidates are trained again, alone and from the first super-net. A candidate's
+    # score depends on the age of its super-net, and the best of many noisy scores is partly luck.
+    # The paper takes the best candidate (Sec. 4.2)
     lines = ranked(history)[:cfg.finalists]
     archs = {line["id"]: parse_arch(line["arch"]) for line in lines}
     archs = {**hand_designed(cfg.layers), **archs}
@@ -1410,8 +1409,8 @@ def train_finalists(history, first, run, data, cfg):
 
 
 def search_and_train_again(source, run, data, cfg):
-    """A warm start, Algorithm 1, then finalists and baselines. Writes best.json and, where trained
-    weights are kept, best.py and best.pt; returns the content of best.json."""
+    """A warm start, Algorithm 1, then finalists and baselines. Writes best.json and, if trained
+    weights are kept, best.py and best.pt. Returns the content of best.json."""
     first = first_super_net(source, run, data, cfg)
     supernet = copy.deepcopy(first)
     history = search(supernet, run, data, cfg)
@@ -1469,14 +1468,14 @@ def run_search(cfg, command):
 
 def measure_seconds(data, cfg):
     """(seconds of a pre-training step, seconds of a candidate's fine-tunings), from a few steps of
-    the hybrid. A token is taken to cost the same in both."""
+    the hybrid. Assumes that a token costs the same in both."""
     alone = Ranks(0, 1, data.device)
     with torch.random.fork_rng(devices=[]):
         model = LanguageModel(hand_designed(cfg.layers)["hybrid"], cfg, shared=True)
     model = move(model, data.device)
     optimizer = make_optimizer(model, cfg.weight_decay)
     last = cfg.steps - 1  # has full-length sequences (D39)
-    for _ in range(4):  # the first are slower; the last counts
+    for _ in range(4):  # the first are slower, so the last counts
         began = time.perf_counter()
         batches = next(training_batches(data, cfg, alone, last))
         numbers = train_step(last, model, optimizer, batches, cfg, alone)
@@ -1488,8 +1487,8 @@ def measure_seconds(data, cfg):
 
 
 def print_plan(run, data, cfg):
-    """Print the phases of a search, and about how long they will take. All processes measure at
-    the same time, as they will train."""
+    """Print the phases of a search and their estimated time. All processes measure at the same
+    time, as in training."""
     step, tuning = map(max, zip(*gather(run.ranks, measure_seconds(data, cfg))))
     training = cfg.steps * step
     waves = sum(math.ceil(size / run.ranks.size) for size in round_sizes(cfg))
@@ -1512,14 +1511,14 @@ def print_plan(run, data, cfg):
 
 
 def candidate_line(key, result, arch, best, cfg):
-    """The line of a candidate; a star marks a score above `best`."""
+    """The line of a candidate. A star marks a score above `best`."""
     mark = "*" if result["score"] > best else " "
     words = "diverged" if result["diverged"] else task_scores(result, cfg)
     return f"{mark} {key:>9}  {words}  {result['seconds']:.0f} s  {short_form(arch)}"
 
 
 def task_scores(result, cfg):
-    """The text of the mean score and the scores by task."""
+    """The mean score and the scores by task, as text."""
     by_task = {shown_name(name, cfg): score for name, score in result["scores"].items()}
     return percent({"mean": result["score"], **by_task})
 
@@ -1532,8 +1531,7 @@ def short_form(arch):
 
 
 def print_best(run, cfg):
-    """Print the scores of the best network and of the baselines, its layers, and the command that
-    comes next."""
+    """Print the scores of the best network and the baselines, its layers, and the next command."""
     best = run.finished()
     margin = 2 * math.sqrt(2) * best["standard_error"]  # two standard errors of a difference
     lines = [f"best of {best['candidates']} candidates, scores in percent",
@@ -1565,11 +1563,11 @@ def print_best(run, cfg):
 
 
 def draw_next_sentence(segments, generator):
-    """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,). Half of
-    them continue the first segment (label 0), half are text from elsewhere (label 1)."""
-    # D28: segments may begin in mid-sentence, where BERT's do not. A stretch of text without a
-    # sentence boundary has no label (-100): text from elsewhere begins with a sentence, so the
-    # first words would give the label away
+    """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,). Half
+    continue the first segment (label 0), half are text from elsewhere (label 1)."""
+    # D28: segments may begin in mid-sentence, unlike BERT's. Text without a sentence boundary has
+    # no label (-100): text from elsewhere begins with a sentence, so the first words would reveal
+    # the label
     single = (segments.length_b == 0) | (segments.length_other == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     ids = torch.where(other[:, None], segments.other, segments.segment_b)
@@ -1578,13 +1576,13 @@ def draw_next_sentence(segments, generator):
 
 
 def mask_tokens(ids, tokenizer, generator):
-    """BERT's masking of ids (B, T): MASK_RATE of the tokens are predicted; 80% of these become
+    """BERT's masking of ids (B, T): MASK_RATE of the tokens are predicted. 80% of these become
     [MASK], 10% a random token, and 10% stay.
 
-    Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). Where
-    M is more than the masked tokens, filler has the label -100.
+    Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). If
+    fewer than M tokens are masked, filler has the label -100.
     """
-    # D17: the masking rate is that of a batch, not of each sequence; M depends on B and T alone
+    # D17: the masking rate holds per batch, not per sequence. M depends on B and T alone
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
@@ -1634,7 +1632,7 @@ GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
 
 
 def schedule(step, steps, warmup):
-    """Fraction of the peak learning rate: linear up for warmup x steps, then linear down to 0
+    """Fraction of the peak learning rate: linear warm-up for warmup x steps, then linear decay to 0
     (App. D.1)."""
     rise = max(1, round(warmup * steps))
     if step < rise:
@@ -1648,7 +1646,7 @@ def learning_rate(step, cfg):
 
 
 def make_optimizer(model, weight_decay):
-    """AdamW with weight decay on all matrices but transforms, which stay near the identity."""
+    """AdamW with weight decay on all matrices except transforms, which stay near the identity."""
     decayed = []
     others = []
     for name, value in model.named_parameters():
@@ -1656,19 +1654,19 @@ def make_optimizer(model, weight_decay):
         (decayed if matrix else others).append(value)
     groups = [{"params": decayed, "weight_decay": weight_decay},
               {"params": others, "weight_decay": 0.0}]
-    # D44: weight decay is decoupled (AdamW); App. D.2 says Adam
+    # D44: weight decay is decoupled (AdamW). App. D.2 says Adam
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
 def language_batch(segments, tokenizer, cfg, number, device):
     """data.corpus.Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,)
-    unless there is no padding, masked_positions and labels (M,), next_labels (B,). Labels are -100
-    where there is nothing to predict. number: the first sequence's, which seeds the masks."""
+    unless there is no padding, masked_positions and labels (M,), next_labels (B,). Label -100:
+    nothing to predict. number: the first sequence's, which seeds the masks."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", number))
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
         segments.segment_a, segments.length_a, second, second_length, tokenizer, empty_b=True)
-    # T is rounded up, so that torch.compile meets at most eight widths
+    # rounds T up, so that torch.compile meets at most eight widths
     multiple = max(8, cfg.length // 8)
     width = min(cfg.length, multiple * math.ceil(int(lengths.max()) / multiple))
     ids, masked_positions, labels = mask_tokens(ids[:, :width], tokenizer, generator)
@@ -1690,24 +1688,24 @@ def short_steps(cfg):
 
 
 def short_times(cfg):
-    """How many short sequences make one of --length: 4, or fewer to leave at least 8 tokens."""
+    """Short sequences per sequence of --length: 4, or fewer to leave at least 8 tokens."""
     return min(4, cfg.length // 8)
 
 
 def training_batches(data, cfg, ranks, begin, number=0):
-    """Yield the list of this process's micro-batches for each step from `begin` on. number: the
-    round of a search, whose candidates read the same part of the text."""
+    """Yield this process's list of micro-batches for each step from `begin`. number: the round of a
+    search, whose candidates read the same part of the text."""
     for step in range(begin, cfg.steps):
-        # D39: training may start with short sequences, from which an attention alone learns word
-        # order sooner. The first --short of the steps have a quarter of the length (8 tokens or
-        # more) and four times as many sequences. BERT had 128 of 512 tokens in 90% of its steps;
-        # this paper has 128 throughout
+        # D39: training may start with short sequences, from which an attention-only network learns
+        # word order sooner. The first --short of the steps have four times as many sequences of a
+        # quarter of the length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps.
+        # This paper has 128 throughout
         times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
         first = times * cfg.batch * (number * cfg.steps + step)
         segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
         # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
-        # that few are padded; the paper does not say how a batch is divided
+        # that few are padded. The paper does not say how a batch is divided
         lengths = segments.length_a + segments.length_b
         size = times * cfg.batch // cfg.accumulate
         examples = lengths.argsort(stable=True).split(size)
@@ -1724,14 +1722,14 @@ def training_batches(data, cfg, ranks, begin, number=0):
 
 
 def count_labels(batch):
-    """The numbers of masked tokens and of sequences with a next-sentence label (2,), by which the
-    two losses are divided."""
+    """The numbers of masked tokens and of sequences with a next-sentence label (2,), which divide
+    the two losses."""
     return torch.stack([(batch[name] != -100).sum() for name in ("labels", "next_labels")])
 
 
 def summed_losses(network, batch, cfg):
-    """The losses of masked tokens and of next sentences (2,), summed over their labels (Sec. 4.1,
-    App. D.2; Table 4 names the first alone for the small and large models)."""
+    """The losses of masked tokens and of next sentences (2,), summed over labels (Sec. 4.1, App.
+    D.2). Table 4 names only the first for the small and large models."""
     with autocast(cfg.dtype, batch["ids"].device):
         logits, next_logits = network(batch)  # (M, V), (B, 2)
     return torch.stack([summed_loss(logits, batch["labels"]),
@@ -1739,7 +1737,7 @@ def summed_losses(network, batch, cfg):
 
 
 def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
-    """One step on this process's micro-batches. Returns {name: tensor ()}, whose means over the
+    """One step on this process's micro-batches. Returns {name: tensor ()}. Their means over the
     processes are both losses and the gradient norm. number: the round of a search."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # since gradients are averaged over the processes
@@ -1747,7 +1745,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
     first = number * cfg.steps * cfg.batch
     for micro_batch, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         seed_everything(cfg.seed, "language model", first, step, micro_batch)  # dropout
-        with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
+        with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange per step
             loss = summed_losses(network, batch, cfg) / totals
             loss.sum().backward()
         losses += loss.detach()
@@ -1758,8 +1756,8 @@ def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
 
 
 def train_language_model(model, data, cfg, run):
-    """Pre-train on a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and Stop
-    after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
+    """Pre-train on a data.inputs.Data, from the newest checkpoint. Raises Diverged, and Stop after
+    SIGTERM. The host waits for a GPU only to log, evaluate and save."""
     ranks = run.ranks
     optimizer = make_optimizer(model, cfg.weight_decay)
     checkpoint = Checkpoint(
@@ -1785,7 +1783,7 @@ def train_language_model(model, data, cfg, run):
         stop, save, log = pace(done)
         dev = {}
         if pace.planned(done) and done < cfg.steps:
-            # evaluated before it is saved: a resumed run repeats it
+            # evaluates before saving, since a resumed run repeats it
             dev = evaluate_language_model(model, data, cfg, ranks)
         if log:
             values = means.take(done)
@@ -1805,7 +1803,7 @@ def train_language_model(model, data, cfg, run):
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     """{"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} on held-out sequences, which are the
-    same for all seeds and batch sizes. The host waits for a GPU once, where it reads the sums."""
+    same for all seeds and batch sizes. The host waits for a GPU once, to read the sums."""
     batch_size = 16
     dev_cfg = dataclasses.replace(cfg, seed=0)
     dtype = torch.float32 if ranks.device.type == "mps" else torch.float64  # mps has no float64
@@ -1854,7 +1852,7 @@ def pretrain(cfg, command):
 
 
 def pretrain_language_model(source, data, cfg, run):
-    """Make the model, train and evaluate it; returns its scores and their baseline."""
+    """Build, train and evaluate the model. Returns its scores and their baseline."""
     seed_everything(cfg.seed, "model")
     model = LanguageModel(parse_arch(cfg.arch), cfg)
     start = "from scratch"
@@ -1869,16 +1867,16 @@ def pretrain_language_model(source, data, cfg, run):
 
 # Weights to start from
 
-# settings: the run's; arch: the model's in text form, "" for a super-net; trained: how many
-# positions have been trained
+# settings: the run's. arch: the model's text form, or "" for a super-net. trained: the number of
+# trained positions
 Pretrained = collections.namedtuple("Pretrained", "path settings weights arch trained")
 SHAPE = ("layers", "hidden", "heads", "ffn", "embedding", "vocab_size")  # taken from --init
 FREE = ("length", "dropout", "init_std")  # taken from --init, unless a flag is given
 
 
 def refuse_stopped_search(cfg, command):
-    """Raise UserError where --init is a search that has not ended, and so has no best network.
-    Another search, or an --arch that is given, needs its saved super-net alone."""
+    """Raise UserError if --init is an unfinished search, which has no best network. Another search,
+    or an explicit --arch, needs only its saved super-net."""
     folder = Path(cfg.init)
     config = folder / "config.json"
     record = read_json(config, dict) if config.exists() else {}
@@ -1893,7 +1891,7 @@ def refuse_stopped_search(cfg, command):
 
 
 def load_pretrained(cfg, command):
-    """The model or the super-net of --init as Pretrained; None without --init."""
+    """The model or super-net of --init as Pretrained, or None without --init."""
     if not cfg.init:
         return None
     refuse_stopped_search(cfg, command)
@@ -1908,15 +1906,15 @@ def load_pretrained(cfg, command):
 
 
 def resolve(cfg, command, ranks, source):
-    """Fill in the settings that follow from --init, the action and the number of processes, and
-    turn --arch into a text form. UserError if a flag contradicts the model, or if the architecture
-    is not legal. resolve_data fills in what follows from the data."""
+    """Fill in the settings that follow from --init, the action and the number of processes. Turn
+    --arch into its text form. UserError if a flag contradicts the model or the architecture is
+    illegal. resolve_data fills in what follows from the data."""
     changes = {}
     if source:
         names = (*SHAPE, "arch") if source.arch else SHAPE
         changes |= settings_from(cfg, command, source.settings, source.path, names, FREE)
         changes["tokenizer"] = cfg.tokenizer or str(Path(source.path))
-        changes["warm_times"] = 0  # --init takes its place
+        changes["warm_times"] = 0  # --init replaces it
         if not source.arch and "arch" not in command.given:
             changes["arch"] = f"{source.path}/best.json"
     if command.action == "pretrain":
@@ -1932,8 +1930,8 @@ def resolve(cfg, command, ranks, source):
 
 
 def resolve_data(cfg, command, data):
-    """Fill in the settings that follow from the data: the size of the vocabulary, and for --steps 0
-    the steps of EPOCHS passes over the corpus."""
+    """Fill in the settings that follow from the data: the vocabulary size, and with --steps 0 the
+    steps of EPOCHS passes over the corpus."""
     cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
     if cfg.steps or command.action != "pretrain":
         return cfg
@@ -1942,7 +1940,7 @@ def resolve_data(cfg, command, data):
 
 
 def start_from(model, source):
-    """Copy the weights of a Pretrained into a model or a super-net; returns a line about it."""
+    """Copy the weights of a Pretrained into a model or super-net. Returns a line about it."""
     weights = source.weights
     if not source.arch and not isinstance(model, SuperNet):
         weights = cut_out(weights, model)
@@ -1952,11 +1950,11 @@ def start_from(model, source):
 
 @torch.no_grad()
 def extend_positions(model, trained, length):
-    """Copy the embeddings of the `trained` first positions to the positions after them; returns a
+    """Copy the embeddings of the `trained` first positions to the positions after them. Returns a
     line about it, or "" if there are none."""
-    # D46: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
-    # untrained ones hold up the training. This happens in --pretrain, where --init had a shorter
-    # length and where --short ends. The paper has one length
+    # D46: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
+    # Untrained ones slow the training. --pretrain copies where --init was shorter and where --short
+    # ends. The paper has one length
     if trained >= length:
         return ""
     rows = model.encoder.position_embedding.weight
@@ -1968,8 +1966,8 @@ def extend_positions(model, trained, length):
 
 
 def recipes(cfg):
-    """{task: how it is fine-tuned} (App. D.1, D.2). GLUE's inputs are as long as pre-training's.
-    The paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
+    """{task: how it is fine-tuned} (App. D.1, D.2). GLUE inputs are as long as in pre-training. The
+    paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
     paper = {"lr": 2e-5, "epochs": 3, "warmup": 0.01, "batch": 32}
     table = {name: Recipe(length=cfg.length, main=task.metrics[0], **paper)
              for name, task in glue.TASKS.items()}
@@ -1982,7 +1980,7 @@ def recipes(cfg):
 
 
 def train_task(source, task, tokenizer, cfg, run, job):
-    """The job TASK-NUMBER, one run of a task; its folder gets the predictions and the model."""
+    """Run TASK-NUMBER of a task. Its folder gets the predictions and the model."""
     folder = run.folder / "jobs" / job
     seed_everything(cfg.seed, "head", task.name)
     model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
@@ -1991,7 +1989,8 @@ def train_task(source, task, tokenizer, cfg, run, job):
     model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)
     key = (cfg.seed, "fine-tuning", task.name)
-    # D20: the weights of the best evaluation on dev count; the paper does not say which it reports
+    # D20: the reported weights are from the best evaluation on dev. The paper does not say which it
+    # reports
     tuning = Tuning(task, optimizer, schedule, key, cfg.accumulate,
                     task.evaluation_steps(cfg.eval_every))
     result, outputs = finetune_job(model, tuning, cfg, folder, run)
@@ -2002,7 +2001,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
 
 
 def answer(cfg, command):
-    """--predict: a file of the user's own, with RUN/TASK of --init."""
+    """--predict: the user's own file, with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -2023,7 +2022,7 @@ def finetune(cfg, command):
         cfg = resolve(cfg, command, ranks, source)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
         flags = data_flags(names)
-        if not cfg.tokenizer:  # it is trained
+        if not cfg.tokenizer:  # to train it
             flags.append("corpus")
         inputs = find_inputs(
             ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names)
@@ -2046,7 +2045,7 @@ def open_texts(cfg, command, ranks, folder):
 
 
 def open_vocabulary(cfg, command, ranks, folder):
-    """Data with the tokenizer of --tokenizer, or with one that is trained on the corpus."""
+    """Data with the tokenizer of --tokenizer, or one trained on the corpus."""
     if not cfg.tokenizer:
         return open_texts(cfg, command, ranks, folder)
     tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
@@ -2067,8 +2066,8 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
     def work(job, mnli):
         name = jobs[job]
         number = job.rsplit("-", 1)[1]
-        # D36: one learning rate and weight decay, App. D.1's, and one evaluation interval; App.
-        # D.2 chooses among 12 pairs and two intervals
+        # D36: one learning rate and weight decay, App. D.1's, and one evaluation interval. App. D.2
+        # chooses among 12 pairs and two intervals
         settings = dataclasses.replace(cfg, seed=cfg.seed + int(number))
         start = source
         if mnli:
@@ -2083,9 +2082,9 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
 
 
 def export(cfg, command):
-    """Write the network of --init, of a search, a pre-training or a fine-tuning's RUN/TASK: as
-    FILE.py with weights, drawing and vocabulary next to it, or as a folder that AutoModel of
-    transformers opens."""
+    """Write the network of --init (a search, a pre-training or a fine-tuning's RUN/TASK) as FILE.py
+    with weights, drawing and vocabulary next to it, or as a folder for AutoModel of
+    transformers."""
     path = Path(command.value)
     source = load_pretrained(cfg, command)
     cfg = resolve(cfg, command, None, source)
@@ -2102,7 +2101,7 @@ def export(cfg, command):
 
 
 def refuse_to_overwrite(path, tokenizer):
-    """Raise UserError where a file of an export exists, unless it is this vocabulary."""
+    """Raise UserError if a file of an export exists, unless it is this vocabulary."""
     exists = [each for each in map(path.with_suffix, (".py", ".pt", ".mmd")) if each.exists()]
     vocabulary = path.with_name(tokenizer.file_name)
     if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
@@ -2119,7 +2118,7 @@ def network_to_export(source, cfg):
     length = cfg.length
     if "head.weight" in source.weights:
         task = source.settings["tasks"]
-        own = read_spec(cfg.init)  # of a task of one's own, else None
+        own = read_spec(cfg.init)  # of a user's own task, else None
         length = source.settings["finetune_length"] or recipes(cfg)["SST-2" if own else task].length
         known = own or glue.TASKS.get(task)
         labels = known.labels or ("score",) if known else SPAN
@@ -2137,7 +2136,7 @@ def forward_flops(arch, cfg):
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
 
 
-# D26: latency is measured by tests/claims, on random ids; the paper does not say on which text
+# D26: tests/claims measure latency, on random ids. The paper does not say on which text
 
 
 def describe(cfg, command):
@@ -2146,7 +2145,7 @@ def describe(cfg, command):
     pretraining = PRESETS[cfg.preset].get("pretrain", {})
     cfg = dataclasses.replace(
         cfg, **{name: pretraining[name] for name in pretraining.keys() - command.given})
-    # the corpus is not read: 40 passes over BERT's 3.3 billion words stand for --steps 0
+    # without reading the corpus: 40 passes over BERT's 3.3 billion words stand for --steps 0
     steps = cfg.steps or round(EPOCHS * 3.3e9 / (cfg.length - 3) / cfg.batch)
     arch = parse_arch(cfg.arch)
     counts = count(arch, cfg)
@@ -2160,7 +2159,7 @@ def describe(cfg, command):
 
 
 def check(cfg, command):
-    """Refuse settings that do not go together."""
+    """Refuse contradictory settings."""
     if cfg.hidden % cfg.heads:
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
