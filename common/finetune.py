@@ -340,8 +340,10 @@ def answer_folder(command, cfg):
     """The folder for the predictions of --predict: --out, or next to the model and with its name,
     as MODEL-predictions/FILE. UserError where the file that is predicted is in it."""
     path = Path(command.value)
-    model = Path(os.path.abspath(cfg.init))
-    folder = Path(os.path.relpath(model.with_name(f"{model.name}-predictions") / path.stem))
+    model = Path(cfg.init)
+    if model.name in ("", ".."):  # such as "."
+        model = model.resolve()
+    folder = model.with_name(f"{model.name}-predictions") / path.stem
     if "out" in command.given:
         folder = Path(cfg.out)
     if folder.resolve() == path.resolve().parent:

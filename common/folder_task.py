@@ -32,6 +32,7 @@ SPEC = "task.json"  # next to a fine-tuned model: its glue.Task
 FIX = "a folder with a task of your own needs a train and a dev file, .tsv or .csv"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,10 +192,15 @@ def infer_task(name):
     text = text_columns(path, header)
     if "" in words:
         raise UserError(f"{path}:{lines[words.index('')][0]}: an empty label")
+    numbers = [word for word in words if NUMBER.fullmatch(word)]
+    not_finite = [word for word in words if NOT_FINITE.fullmatch(word)]
+    if not_finite and len(numbers) + len(not_finite) == len(words):
+        line, _ = lines[words.index(not_finite[0])]
+        raise UserError(f"{path}:{line}: the label {not_finite[0]!r} is not a finite number; the "
+                        "others are numbers: write one, or leave the line out")
     labels = tuple(sorted(set(words)))
     if len(labels) < 2:
         raise UserError(f"{path}: all labels are {labels[0]!r}; a task needs two classes")
-    numbers = [word for word in words if NUMBER.fullmatch(word)]
     decimal = any("." in word for word in numbers)
     if any(map(DECIMAL_COMMA.fullmatch, words)):
         warnings.warn(f"{path}: labels with a decimal comma are classes; write a decimal point for "

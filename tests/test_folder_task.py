@@ -1,11 +1,13 @@
 """A task of one's own: a folder with train and dev files, any labels."""
+from types import SimpleNamespace
+
 import pytest
 from small_runs import FEW, REVIEWS, next_command, write
 
 from common import folder_task, metrics
 from common.files import read_json, write_json
-from common.cli import UserError
-from common.finetune import parse_tasks
+from common.cli import Command, UserError
+from common.finetune import answer_folder, parse_tasks
 
 def make(folder, train=REVIEWS["train"], dev=REVIEWS["dev"], ending="csv"):
     write(folder / f"train.{ending}", train)
@@ -48,6 +50,8 @@ def test_numbers_with_a_decimal_point_are_a_regression(tmp_path):
     ("text\tlabel\nA\tgood\nB\tbad\n", "text\tlabel\n \tgood\n", "dev.tsv:2: an empty text"),
     ("text\tlabel\nA\t1.5\nB\t2.5\n", "text\tlabel\nA\tnan\n", "dev.tsv:2: the label 'nan' is no"),
     ("text\tlabel\n" + "A\t1.5\n" * 99 + "A\tx\n", "", "train.tsv:101: the label 'x' is no"),
+    ("text\tlabel\nA\t1\nB\t2\nC\tNaN\n", "", "train.tsv:4: the label 'NaN' is not a finite"),
+    ("text\tlabel\nA\t1.5\nB\t-inf\n", "", "train.tsv:3: the label '-inf' is not.*leave the line"),
     ("text\tlabel\nA\t1.5\nB\t1.5\n", "", "all labels are '1.5'"),
     ("text\tlabel\nA\tgood\n\nB\tbad\n", "", "train.tsv:3: 1 columns"),
     ("text\ttext\tlabel\nA\tB\tgood\nA\tB\tbad\n", "", "2 columns are named text"),
@@ -118,6 +122,18 @@ def test_a_name_that_another_task_or_a_file_of_a_run_has_is_refused(tmp_path):
         with pytest.raises(UserError, match=message):
             parse_tasks(text, {"RTE": None})
     assert parse_tasks(f"rte,{tmp_path}/a/mood/", {"RTE": None}) == ["RTE", "mood"]
+
+
+@pytest.mark.parametrize("model, folder", [
+    ("run/reviews/", "run/reviews-predictions/new"),
+    ("/run/reviews", "/run/reviews-predictions/new"),
+    (".", "{here}-predictions/new"),
+])
+def test_predictions_are_next_to_the_model_as_it_was_named(model, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = Command("albert", "predict", "my/new.csv")
+    expected = folder.format(here=tmp_path)
+    assert str(answer_folder(command, SimpleNamespace(init=model))) == expected
 
 
 @pytest.mark.parametrize("predictions, labels, expected", [
