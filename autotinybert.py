@@ -1707,6 +1707,12 @@ def print_best(run, cfg):
     run.print_result(cfg, "best.json", *words)
 
 
+def words_of_search(phase):
+    """The words of this command, with --search in place of its phase."""
+    return ["--search" if word == f"--{phase}" else word
+            for word in sys.argv[1:] if word != "--restart"]
+
+
 def search(cfg, command):
     """All four phases, in one run folder, or --superplm or --latency alone."""
     phase = command.action
@@ -1735,10 +1741,11 @@ def search(cfg, command):
             if phase != "superplm":  # first, so that a limit that nothing meets costs no training
                 latency = on_main(ranks, learn_latency, cfg, run)
             if phase == "latency":
-                return run.print_result(cfg, "latency.json")
+                return run.print_result(cfg, "latency.json", *words_of_search(phase), same=())
             superplm = train_superplm(source, data, cfg, run, go_on=phase == "superplm")
             if phase == "superplm":
-                return run.print_result(cfg, "superplm/checkpoint.pt")
+                return run.print_result(
+                    cfg, "superplm/checkpoint.pt", *words_of_search(phase), same=())
             history = evolve(superplm, latency, data, cfg, run)
             finalists = on_main(ranks, confirm, history, latency, cfg, run)
             models = train_finalists(superplm, finalists, data, cfg, run)
