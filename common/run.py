@@ -84,6 +84,18 @@ def identity(record):
     return {key: record.get(key) for key in KIND} | record.get("asked", {})
 
 
+class Result(dict):
+    """The result of the finished run in a folder. Raises UserError for a key that it lacks."""
+
+    def __init__(self, folder):
+        super().__init__(read_json(folder / "done.json", dict))
+        self.folder = folder
+
+    def __missing__(self, key):
+        raise UserError(f"{self.folder / 'done.json'}: lacks {key}; made by an older version of "
+                        "this program; choose another --out, or --restart to begin again")
+
+
 class RunFolder:
     """The folder of one run. Rank 0 makes it and holds its lock.
 
@@ -246,8 +258,8 @@ class RunFolder:
 
     def finished(self):
         """The result of finish(), or None while the run is not finished."""
-        path = self.folder / "done.json"
-        return on_main(self.ranks, lambda: read_json(path, dict) if path.exists() else None)
+        there = (self.folder / "done.json").exists
+        return on_main(self.ranks, lambda: Result(self.folder) if there() else None)
 
     def finish(self, result):
         """Mark the run as finished with its (JSON) result."""

@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_runs import TRAINED, next_command, write
+from conftest import filled
+from small_runs import TRAINED, call, next_command, write
 from test_bad_input import tuning
 
 import albert
@@ -32,6 +33,16 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, works, tmp_path, m
     before = {*tmp_path.rglob("*")}
     works(next_command(printed))
     assert {*tmp_path.rglob("*")} > before
+
+
+@pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
+def test_a_result_of_an_older_version_ends_in_one_line(
+        program, ready, tmp_path, monkeypatch, capsys):
+    out = shutil.copytree(ready[program], tmp_path / "run")
+    write(out / "done.json", {"seconds": 1})
+    command = filled(f"{TRAINED[program]} --out {{out}}", **{**ready, "out": out})
+    assert call(command, monkeypatch) == 2
+    assert re.search("done.json: lacks .* older version .* --restart", capsys.readouterr().err)
 
 
 def without_answers(text):
