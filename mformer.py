@@ -1998,6 +1998,7 @@ def evaluate(cfg, command):
         arch = parse_arch(cfg.arch, cfg)
         model = extract(source.weights, arch, cfg)
         inputs = find_data(cfg, command, ranks)
+        inputs.files.pop("init")  # may have been trained again
         run = RunFolder(
             cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
         cfg = dataclasses.replace(cfg, **inputs.flags)

@@ -637,6 +637,9 @@ def test_images_of_ones_own(works, tmp_path, monkeypatch):
     for command in (
             f"mformer --train --images one --patch 8 --out a/run {same} --arch '{arch}'",
             "mformer --evaluate --init a/run --device cpu --out score",
+            f"mformer --train --images one --patch 8 --out a/run {same} --arch '{arch}' --restart "
+            "--seed 1",
+            "mformer --evaluate --init a/run --device cpu --out score",
             "mformer --predict one/test.npz --init a/run --device cpu",
             f"mformer --train --images two --init a/run --out b {same}",
             "mformer --predict two/test.npz --init b --device cpu --out answers"):
