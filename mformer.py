@@ -1,11 +1,11 @@
 """mFormer: Neural Architecture Search on Efficient Transformers and Beyond (Liu, Li, Lu, Qin, Sun,
 Xu, Zhong; arXiv:2207.13955v1).
 
-Linear attention (cosFormer) costs O(T) for T tokens; softmax attention, O(T^2), scores better.
-mFormer lets a search choose one of the two for each layer, together with widths, heads, depth and
-the encoder layers that the decoder sees. The search is RankNAS: a super-net holds every
-architecture, two rankers learn from pairs of its sub-nets to order them by loss and by latency,
-unimportant features are pruned, and an evolution searches the rest.
+Linear attention (cosFormer) costs O(T) for T tokens. Softmax attention costs O(T^2) and scores
+better. mFormer searches the type of attention of each layer, together with widths, heads, depth
+and the encoder layers that the decoder sees. The search is RankNAS: a super-net contains every
+architecture. Two rankers learn from pairs of its sub-nets to order them by loss and by latency.
+Unimportant features are pruned, and an evolution searches the others.
 
 Run:     python mformer.py --search --dry_run    every phase of a search, in seconds
          python mformer.py --search              on demo images, in minutes on two CPU cores
@@ -55,69 +55,69 @@ class Config:
     override presets (by task), and presets override defaults."""
     preset: str = "demo"  # demo (minutes) | small (real data) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
-    out: str = ""  # run folder; default runs/mformer-ACTION-TASK-PRESET, or -images-PRESET
-    restart: bool = False  # delete the run in its folder and start again
-    seed: int = 0  # of all random choices
-    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 where the GPU has it
+    out: str = ""  # run folder. Default: runs/mformer-ACTION-TASK-PRESET, or -images-PRESET
+    restart: bool = False  # delete the run in the run folder and start again
+    seed: int = 0  # random seed
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile the model of --train
-    accumulate: int = 1  # micro-batches of a step; default: a multiple of the processes [>= 1]
-    dry_run: bool = False  # two real steps of every phase; flags that are given count
-    tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
+    accumulate: int = 1  # micro-batches per step. Default: a multiple of the processes [>= 1]
+    dry_run: bool = False  # run two steps of every phase, unless flags say otherwise
+    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     init: str = ""  # run folder of --search or --train to start from
     arch: str = ""  # a best.json, a name (mformer, cosformer*-softmax, ...), or --describe's text
     # data
-    cifar10: str = ""  # folder of CIFAR-10's binary version; default: demo images
+    cifar10: str = ""  # folder of CIFAR-10's binary version. Default: demo images
     images: str = ""  # folder of train.npz and test.npz, your own images, instead of --cifar10
-    classes: int = 10  # classes of the images; a run takes the number from its data [>= 2]
-    train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on; default: the demo text
-    valid_text: str = ""  # PREFIX of the validation text; default: --held_out training pairs
+    classes: int = 10  # classes of the images, read from the data in a run [>= 2]
+    train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on. Default: demo text
+    valid_text: str = ""  # PREFIX of the validation text. Default: --held_out training pairs
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, str] = ("en", "de")  # endings of the source and target files
-    tokenizer: str = ""  # spiece.model; default: trained on both sides of --train_text
-    # D18: the vocabulary is a SentencePiece unigram model; the paper names none.
+    tokenizer: str = ""  # spiece.model. Default: trained on both sides of --train_text
+    # D18: the vocabulary is a SentencePiece unigram model. The paper names none.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
-    train_examples: int = 0  # training examples that are used; 0: all
-    held_out: int = 0  # examples (0: none, or all --valid_text); search: <= a tenth of own data
-    # search space (Tables 1 and 2); several values are choices, the decoder's are the encoder's
+    train_examples: int = 0  # training examples (0: all)
+    held_out: int = 0  # examples (0: none, or all --valid_text). --search: <= a tenth of own data
+    # search space (Tables 1 and 2). Several values are choices, and the decoder's are the encoder's
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
-    search_decoder: bool = False  # search the decoder's types: Table 1; not Sec. 4.1.2
+    search_decoder: bool = False  # search the decoder's types, as in Table 1 but not Sec. 4.1.2
     layers: tuple[int, ...] = (12, 13, 14)  # encoder layers, Table 2 (Enc Layer Num) [1, 1000]
     hidden: tuple[int, ...] = (320, 384, 448)  # widths of both sides (Enc and Dec Emb Dim) [>= 1]
     ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # of each layer (FFN Dim) [>= 1]
     heads: tuple[int, ...] = (5, 6, 7)  # heads of each attention (Head Num) [>= 1]
     decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Table 1 (Dec Layer Num) [1, 1000]
     connect: tuple[int, ...] = (1, 2, 3)  # last encoder layers it sees (En-De Connect) [>= 1]
-    head_dim: int = 64  # width of a head; not read if --qkv is given [>= 1]
-    qkv: int = 0  # width of all heads together (translation); 0: heads x head_dim
+    head_dim: int = 64  # width of a head, unless --qkv is given [>= 1]
+    qkv: int = 0  # width of all heads together (translation). 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
-    image: int = 224  # width of an image in pixels; default with --images: theirs [>= 1]
+    image: int = 224  # width of an image in pixels. Default with --images: theirs [>= 1]
     patch: int = 16  # width of a patch [>= 1]
-    # D19: pairs with a sentence longer than --length are left out; the paper names no length.
-    length: int = 256  # tokens of a sentence with its end mark; M of the decoder [>= 2]
+    # D19: pairs with a sentence longer than --length are ignored. The paper names no length.
+    length: int = 256  # tokens of a sentence with its end mark, and the decoder's M [>= 2]
     dropout: float = 0.0  # on embeddings, attention and feed-forward outputs [0, 1)
     # training: the super-net's in --search, the network's in --train
     steps: int = 140000  # optimizer steps, Sec. 6.2 [>= 1]
-    batch: int = 64  # images, or tokens of the longer side, in a step [>= 1]
+    batch: int = 64  # images, or tokens of the longer side, per step [>= 1]
     lr: float = 1e-3  # peak learning rate, Sec. 6.2 [> 0]
-    lr_start: float = 1e-6  # learning rate where the warm-up begins and the cosine ends, Sec. 6.2
+    lr_start: float = 1e-6  # learning rate where the warm-up starts and the cosine ends, Sec. 6.2
     warmup: float = 976 / 140000  # fraction of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # of AdamW, Sec. 6.2
     # D31: gradients are clipped, because a small denominator of linear attention makes them large.
     # The paper names no clipping. Usual norms, 0.5 to 8 in the demos, are below the limit.
-    clip: float = 10.0  # largest norm of the gradients of a step; 0: no limit
+    clip: float = 10.0  # largest gradient norm of a step (0: no limit)
     save_every: int = 1000  # steps between checkpoints [>= 1]
-    save_minutes: float = 0  # minutes between additional checkpoints; 0: none
+    save_minutes: float = 0  # minutes between additional checkpoints (0: none)
     # D20*: crop, flip, rotation, shear, a weaker shift and erasing. The released code's RandAugment
-    # has more operations, of colours too. The paper mentions no augmentation.
+    # has more operations, some of colours. The paper mentions no augmentation.
     augment: tuple[float, float, float] = (0.08, 0.9, 0.25)  # crop, strength of the others, erasing
     # search
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_limit: float = 0.0  # largest latency, in the unit of --cost; 0: 0.9 of the median
-    keep: int = 3  # features that pruning keeps, types always; 0, or --samples below 160: all
-    generations: int = 30  # of the evolution, as many as HAT's [>= 1]
+    latency_limit: float = 0.0  # largest latency, in the unit of --cost. 0: 0.9 of the median
+    keep: int = 3  # features left after pruning, besides types. 0, or --samples below 160: all
+    generations: int = 30  # of the evolution, as in HAT [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
     finalists: int = 10  # measured architectures that keep the limit, in ranked order [>= 1]
     # evaluation
@@ -125,39 +125,39 @@ class Config:
 
 
 SMOOTHING = 0.1  # label smoothing, Sec. 6
-# D24: the last saves are averaged (Sec. 4.1.4) for images too; the paper may mean translation
-# alone. With base they cover 5 to 7% of the steps, with demo 9 or 10%. Means of three seeds of the
-# demos: for images 67.2% with the last weights, 67.0% averaged over 9% of the steps, 65.5% over
-# 45%; for translation 91.1 BLEU with the last weights, 91.9 over 10%, 90.8 over 50%.
+# D24: the last saves are averaged (Sec. 4.1.4) for images too. The paper may mean translation
+# alone. They cover 5 to 7% of the steps with base, and 9 or 10% with demo. Means of three seeds of
+# the demos: images 67.2% with the last weights, 67.0% averaged over 9% of the steps, 65.5% over
+# 45%. Translation 91.1 BLEU with the last weights, 91.9 over 10%, 90.8 over 50%.
 AVERAGED = 10
 LENGTH_PENALTY = 0.6  # of beam search, Sec. 4.1.4
-MUTATION = 0.3  # the chance that a value of an architecture is drawn again, as in HAT
-# D8: the fastest and slowest 10% are discarded of the architectures and of the timings of each;
+MUTATION = 0.3  # the chance to redraw a value of an architecture, as in HAT
+# D8: the fastest and slowest 10% of the architectures are discarded, and of the timings of each.
 # "discarding the fastest and slowest 10% models" (Sec. 3.1.2) can mean the former or, as in the
 # released code, the latter.
 DROPPED = 0.1
-PRUNES_FROM = 160  # samples; a fifth of them, 32 sub-nets, measure the importance of features
+PRUNES_FROM = 160  # samples. A fifth of them, 32 sub-nets, measure the importance of features
 # D15: without --latency_limit the limit is this fraction of the samples' median latency, or the
-# fastest sample's where none is below it. The paper gives no limit; the released search for images
-# uses 15.06 ms.
+# latency of the fastest sample if none is below it. The paper gives no limit. The released search
+# for images uses 15.06 ms.
 LIMIT_FRACTION = 0.9
-# D25*: architectures with noisy timings are kept; the released code drops one if the standard
-# deviation of its timings is 1.5% of their mean or more.
+# D25*: architectures with noisy timings are kept. The released code drops one if the standard
+# deviation of its timings is at least 1.5% of their mean.
 UNTIMED = 5  # runs before the timed ones, as in HAT
 FEWEST = 20  # sub-nets that the rankers need
 FEWEST_COMPARED = 8  # held-out sub-nets for a rank correlation
-GEOMETRY = (  # settings that shape a model; --init has them
+GEOMETRY = (  # settings that shape a model, taken from --init
     "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 DATA = {  # data flags of each task
     "cifar10": ("cifar10", "images"),
     "wmt14": ("train_text", "valid_text", "test_text"),
 }
-ONLY = {  # flags that one task alone reads
+ONLY = {  # flags of one task alone
     "cifar10": (*DATA["cifar10"], "classes", "image", "patch", "augment"),
     "wmt14": (*DATA["wmt14"], "languages", "tokenizer", "vocab_size", "search_decoder",
               "decoder_layers", "connect", "qkv", "length", "beam"),
 }
-SPACE = (  # flags of the search space, which no other action than --search and --describe reads
+SPACE = (  # flags of the search space, for --search and --describe only
     "space", "layers", "hidden", "ffn", "heads", "decoder_layers", "connect", "search_decoder")
 MODELS = ("init", "tokenizer")  # flags that name files besides the data
 EXAMPLES = ("held_out", "train_examples", "seed")  # settings that divide the training data
@@ -204,7 +204,7 @@ IMAGE_PRESETS = {  # a sub-dictionary holds for one action
         warmup=1 / 12,
         steps=600,
         save_every=6),
-    # D10: Sec. 6's batches are taken per GPU: 64 images on each of 4, as in the released code, and
+    # D10: the batches of Sec. 6 are per GPU: 64 images on each of 4, as in the released code, and
     # 4,400 tokens on each of 8.
     "base": dict(batch=256, accumulate=4, search=dict(held_out=5000)),
 }
@@ -235,9 +235,9 @@ TEXT_PRESETS = {
         steps=1200,
         save_every=12,
         search=dict(save_every=100, held_out=300)),
-    # D16: settings that Sec. 6 does not list are RankNAS's; dropout of 0.3, and 50,000 steps of the
-    # super-net with 8,000 of warm-up. Left out are RankNAS's dropout on attention and after ReLU
-    # (for images too), its early end of the super-net, its 16 batches a step and its 800 epochs.
+    # D16: settings that Sec. 6 does not list are RankNAS's: dropout of 0.3, and 50,000 super-net
+    # steps with 8,000 of warm-up. Not used: RankNAS's dropout on attention and after ReLU (for
+    # images too), its early end of the super-net, its 16 batches per step and its 800 epochs.
     "base": dict(
         layers=(6,),
         hidden=(768, 1024),
@@ -267,16 +267,14 @@ DRY_RUN = dict(
 
 # --- search space ---------
 
-# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, but not in
-# cross-attention; a distance means nothing there. "plain" has none, as Table 5's vanilla
-# Transformer.
+# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, except in cross-attention,
+# where a distance means nothing. "plain" has none, like the vanilla Transformer of Table 5.
 TYPES = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # features that name a type of attention
 
 
-# {feature: the feature that gives the number of its values; None: it has one value}. A depth stands
-# before the features that have a value for each of its layers. The comments are the names in Tables
-# 1 to 4.
+# {feature: the feature that sets the number of its values, or None for one value}. A depth precedes
+# the features of its layers. The comments are the names in Tables 1 to 4.
 FEATURES = {
     "layers": None,  # Enc Layer Num
     "hidden": None,  # Enc Emb Dim
@@ -293,8 +291,7 @@ FEATURES = {
     "cross_types": "decoder_layers",  # En-De Cross-Attn
 }
 
-# An architecture: numbers and, where each layer has a value, tuples. A network for images has no
-# decoder.
+# An architecture: numbers, and tuples with a value per layer. A network for images has no decoder.
 Arch = collections.namedtuple("Arch", FEATURES, defaults=(0, 0, (), (), (), (), (), ()))
 
 
@@ -309,9 +306,9 @@ def space_of(cfg):
         "types": types,
     }
     if cfg.task == "wmt14":
-        # Sec. 4.1.2 searches the types of the encoder alone, Table 1 also the types of the decoder.
-        # The decoder of the space "linear" (cosFormer*) has softmax too, although Sec. 3.2.2
-        # replaces "all Softmax" (D14).
+        # Sec. 4.1.2 searches only the encoder's types, Table 1 also the decoder's. The decoder of
+        # the space "linear" (cosFormer*) has softmax too, although Sec. 3.2.2 replaces "all
+        # Softmax" (D14).
         decoder_types = types if cfg.search_decoder else ("softmax",)
         space |= {
             "decoder_layers": cfg.decoder_layers,
@@ -329,7 +326,7 @@ def space_of(cfg):
 
 
 def check_values(values, cfg):
-    """UserError where an architecture cannot have all of these values, {feature: tuple}."""
+    """UserError if an architecture cannot have all of these values, {feature: tuple}."""
     if max(values.get("connect", ()), default=0) > min(values["layers"]):
         raise UserError(f"connect {values['connect']}: there are {values['layers']} encoder layers")
     for name, choices in values.items():
@@ -349,7 +346,7 @@ def space_size(space):
 
 
 def build_arch(space, choose):
-    """An Arch of the values that choose(name, choices, layer) returns; the layer of a single value
+    """An Arch of the values that choose(name, choices, layer) returns. The layer of a single value
     is 0."""
     values = {}
     for name, choices in space.items():
@@ -362,14 +359,14 @@ def build_arch(space, choose):
 
 
 def values_of(arch, name):
-    """The values of a feature by layer; a tuple of one for a single value."""
+    """The values of a feature by layer. A single value gives a tuple of one."""
     values = getattr(arch, name)
     return values if FEATURES[name] else (values,)
 
 
 def widest(space):
-    """The architecture that holds all others. Softmax attention is the wider type, and the last
-    one by name."""
+    """The architecture that contains all others. Softmax attention is the wider type, and the last
+    by name."""
     return build_arch(space, lambda name, choices, layer: max(choices))
 
 
@@ -378,17 +375,15 @@ def sample_arch(space, rng):
 
 
 def mutate(parent, space, chance, rng):
-    """Draw each value again with this chance. Values of layers that the parent does not have are
-    always drawn."""
+    """Redraw each value with this chance, and always the values of layers that the parent lacks."""
     def redraw(name, choices, layer):
-        old = values_of(parent, name)[layer:layer + 1]  # () where the parent has no such layer
+        old = values_of(parent, name)[layer:layer + 1]  # () if the parent has no such layer
         return rng.choice(choices) if not old or rng.random() < chance else old[0]
     return build_arch(space, redraw)
 
 
 def crossover(one, two, space, rng):
-    """Take each value from one of two parents, at random, or from the only one that has the
-    layer."""
+    """Take each value from one of two parents, at random, or from the only one with the layer."""
     def inherit(name, choices, layer):
         values = [values_of(parent, name)[layer:layer + 1] for parent in (one, two)]
         return rng.choice(values[0] + values[1])
@@ -401,18 +396,17 @@ def retype(arch, attn_type, parts):
 
 
 def arch_text(arch):
-    """The text form, which --arch takes: layers=2 hidden=64 ffn=96,128 heads=2,4 types=..."""
+    """The text form of --arch: layers=2 hidden=64 ffn=96,128 heads=2,4 types=..."""
     return " ".join(
         f"{name}={','.join(map(str, values_of(arch, name)))}"
         for name, value in arch._asdict().items() if value)
 
 
-# The networks of Tables 3 to 5, which --arch takes by name, in the same text form. The lists of
-# cosformer* for images are published (in the released code). The other lists are ours. They have
-# the totals of Table 4 and the averages of Table 3, where "Enc Layer Num 3" is a misprint for 6.
-# They agree with the text. mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or 2 and 4 (Sec. 4.4.1) are
-# linear. Its first decoder layer has more heads than cosFormer*'s. All decoders see the last
-# encoder layer alone.
+# The networks of Tables 3 to 5, names for --arch. The lists of cosformer* for images are from the
+# released code. The other lists are ours. They match the totals of Table 4, the averages of Table 3
+# ("Enc Layer Num 3" is a misprint for 6) and the text: mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or
+# 2 and 4 (Sec. 4.4.1) are linear, its first decoder layer has more heads than cosFormer*'s, and all
+# decoders see only the last encoder layer.
 PUBLISHED = {
     "cifar10": {
         "mformer":
@@ -465,12 +459,12 @@ PUBLISHED = {
             "connect=1,1,1,1,1,1 cross_types=plain,plain,plain,plain,plain,plain",
     },
 }
-for texts in PUBLISHED.values():  # the vanilla cosFormer has the shape of the vanilla Transformer
+for texts in PUBLISHED.values():  # the vanilla cosFormer has the vanilla Transformer's shape
     texts["cosformer"] = texts["transformer"].replace("plain", "linear")
 
 
 def read_text_form(text):
-    """The Arch of a text form. ValueError, KeyError or TypeError for any other text."""
+    """The Arch of a text form. Raises ValueError, KeyError or TypeError for other text."""
     values = {}
     for word in text.split():
         name, _, value = word.partition("=")
@@ -484,8 +478,8 @@ def read_text_form(text):
 
 
 def parse_arch(text, cfg):
-    """The architecture of a text form, of a name of PUBLISHED, or of such a name followed by
-    -linear or -softmax: the same network with one type of attention (Table 5)."""
+    """The architecture of a text form, a name of PUBLISHED, or a name with -linear or -softmax: the
+    same network with one type of attention (Table 5)."""
     published = PUBLISHED[cfg.task]
     name, _, attn_type = text.partition("-")
     named = name in published and attn_type in ("", "linear", "softmax")
@@ -496,7 +490,7 @@ def parse_arch(text, cfg):
             f"--arch {text[:60]!r} is no architecture; give one of {', '.join(published)}, "
             "RUN/best.json of a search, or a text like --describe's") from None
     if named and attn_type:
-        # D13: "all linear" is all layers of the encoder, "all softmax" every attention; Sec. 4.5
+        # D13: "all linear" is all layers of the encoder, "all softmax" every attention. Sec. 4.5
         # does not say.
         arch = retype(arch, attn_type, PARTS if attn_type == "softmax" else PARTS[:1])
     check_arch(arch, text, cfg)
@@ -504,7 +498,7 @@ def parse_arch(text, cfg):
 
 
 def check_arch(arch, text, cfg):
-    """UserError where an architecture, given as `text`, does not fit the task or itself."""
+    """UserError if an architecture, given as `text`, does not fit the task or is inconsistent."""
     if bool(arch.decoder_layers * arch.decoder_hidden) != (cfg.task == "wmt14"):
         task = "wmt14" if arch.decoder_layers else "cifar10"
         raise UserError(f"--arch {text[:60]}: a translator has a decoder, a network for images has "
@@ -516,20 +510,21 @@ def check_arch(arch, text, cfg):
     check_values(values, cfg)
 
 # --- model ----------------
-# A super-net is a model that is called with an architecture: every module slices the
-# leading rows and columns of its weights that a call needs.
-# D3*: queries, keys and values are sliced separately; the released code slices their joint matrix.
+# A super-net is a model that is called with an architecture. Every module slices the leading rows
+# and columns of its weights.
+# D3*: queries, keys and values are sliced separately. The released code slices their joint matrix.
 
-# D30*: the least denominator of linear attention is FLOOR times the number of visible keys. In the
-# released code it is 1e-3 for any number (in cosFormer's 1e-6). The gradient of a query grows with
-# the inverse of the denominator; a floor that ignores the length bounds it less in long sequences.
+# D30*: the denominator of linear attention is at least FLOOR times the number of visible keys. In
+# the released code the minimum is 1e-3 (in cosFormer's 1e-6). The gradient of a query grows with
+# the inverse of the denominator, and a minimum that ignores the length bounds it less in long
+# sequences.
 FLOOR = 1e-3
 
 
 def cosines_at(positions, longest):
-    """cos a and sin a of Eq. 3, where a = pi/2 i/M, at positions i (T,), for reweight(). longest is
-    M. Where it is a number, the result is (T, 2, 1). Where it is a tensor (B,), each sentence has
-    its own M, and the result is (B, 1, T, 2, 1)."""
+    """cos a and sin a of Eq. 3, with a = pi/2 i/M, at positions i (T,), for reweight(). M is
+    `longest`. A number gives (T, 2, 1). A tensor (B,), with an M per sentence, gives (B, 1, T, 2,
+    1)."""
     if torch.is_tensor(longest):
         longest = longest.view(-1, 1, 1)
     positions = positions.clamp(max=longest - 1)  # in padding, cosines would be negative
@@ -544,22 +539,21 @@ def reweight(x, cosines):
 
 
 def linear_state(k, v, mask):
-    """The first product of Eq. 2, over the tokens that are no padding: sum_j k_j v_j^T
-    (B, N, 2D, D) and, for the denominator, sum_j k_j (B, N, 1, 2D) and the number of keys
-    (B, 1, 1, 1).
+    """The first product of Eq. 2, over tokens without padding: sum_j k_j v_j^T (B, N, 2D, D) and,
+    for the denominator, sum_j k_j (B, N, 1, 2D) and the number of keys (B, 1, 1, 1).
 
-    k (B, N, S, 2D) is reweighted; v (B, N, S, D); mask (B, S), True where there is no padding.
+    k (B, N, S, 2D) is reweighted. v (B, N, S, D). mask (B, S), True where there is no padding.
     """
     # D1*: padding stays out of both sums, and M is the true length. cosFormer's code takes the
     # padded length, so the output of a sentence depends on its batch. In cross-attention M is the
-    # source's length for keys and queries; a target token after the source's end has the position
-    # of this end. In causal attention M is --length, since a prefix must not know where its
-    # sentence ends. There Eq. 3's re-weighting has little effect: with M = 256 no cosine of a
-    # sentence of 30 tokens is below 0.984.
+    # source's length for keys and queries: later target tokens have the position of the source's
+    # end. In causal attention M is --length, since a prefix must not know where its sentence ends.
+    # There Eq. 3's re-weighting has little effect: with M = 256 all cosines of a sentence of 30
+    # tokens are at least 0.984.
     keys = k.new_full((len(k), 1, 1, 1), k.shape[-2], dtype=torch.float32)
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
-        keys = mask.sum(-1).clamp(min=1).view(-1, 1, 1, 1)  # of padding alone, the result is 0
+        keys = mask.sum(-1).clamp(min=1).view(-1, 1, 1, 1)  # for padding alone, the result is 0
     return k.mT @ v, k.sum(-2, keepdim=True, dtype=torch.float32), keys
 
 
@@ -569,16 +563,16 @@ def normalise(sums, weights, keys):
 
 
 def linear_read(q, state, total, keys):
-    """The second product of Eq. 2, of reweighted queries q (B, N, T, 2D) and the results of
+    """The second product of Eq. 2, for reweighted queries q (B, N, T, 2D) and the results of
     linear_state. -> (B, N, T, D)"""
     return normalise(q @ state.to(q.dtype), (q * total).sum(-1, keepdim=True), keys)
 
 
 def linear_attention(q, k, v, cosines, mask=None):
     """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory, in one call. The
-    models keep linear_state where several queries read it.
+    models keep linear_state if several queries read it.
 
-    q, k, v (B, N, T, D); mask (B, T), True where there is no padding. -> (B, N, T, D)
+    q, k, v (B, N, T, D). mask (B, T), True where there is no padding. -> (B, N, T, D)
     """
     return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
 
@@ -587,13 +581,13 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
     """Eq. 1 for q (B, N, T, D) and k, v (B, N, S, D) -> (B, N, T, D).
 
     visible: bool, broadcasts to (B, N, T, S), or None. table (2R + 1, D): relative positions on the
-    keys, or None. They are a bias with a gradient, for which a GPU has no flash kernel. The queries
-    stand at positions from `first` on.
+    keys, or None. They add a bias with a gradient, for which GPUs have no flash kernel. first: the
+    position of the first query.
     """
     q = q / math.sqrt(q.shape[-1])
     if table is None:
         return F.scaled_dot_product_attention(q, k, v, visible, scale=1.0)
-    # The table adds q_i . r_(j - i) to the score of query i and key j; distances are clipped to R.
+    # The table adds q_i . r_(j - i) to the score of query i and key j, with distances clipped to R.
     T = q.shape[2]
     S = k.shape[2]
     farthest = len(table) // 2
@@ -634,10 +628,11 @@ def head_width(heads, cfg):
 
 
 class Attention(nn.Module):
-    """Self-attention of the encoder, and cross-attention of the decoder: remember() makes the keys
-    and values of a sentence once, read() the output of any queries. (B, T, H) -> the same.
+    """Self-attention of the encoder, and cross-attention of the decoder. remember() computes the
+    keys and values of a sentence once. read() computes the output for any queries. (B, T, H) -> the
+    same.
 
-    keys: the width of its keys' states. heads: all numbers of heads that it is called with.
+    keys: the width of the states for keys. heads: all numbers of heads that it is called with.
     has_table: whether it has relative positions.
     """
 
@@ -661,7 +656,7 @@ class Attention(nn.Module):
         return linear(x, heads * dim).view(B, T, blocks, heads, dim).permute(2, 0, 3, 1, 4)
 
     def remember(self, x, attn_type, heads, cosines, mask=None):
-        """What queries read of x (B, S, H): its keys and values, or their sums. mask (B, S)"""
+        """The keys and values of x (B, S, H), or their sums. mask (B, S)"""
         k, v = self.split(self.key_value, x, heads, 2)
         if attn_type == "linear":
             return linear_state(reweight(k, cosines), v, mask)
@@ -677,7 +672,7 @@ class Attention(nn.Module):
         return self.join(mixed, x)
 
     def table(self, q):
-        """The relative positions for queries (B, N, T, D), (2R + 1, D), or None."""
+        """The relative positions (2R + 1, D) for queries (B, N, T, D), or None."""
         return None if self.relative is None else self.relative[:, :q.shape[-1]]
 
     def join(self, mixed, x):
@@ -690,9 +685,9 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A pre-norm encoder layer: attention and a feed-forward network with ReLU, each with a
-    residual connection. (B, T, H) -> the same."""
-    # D23: LayerNorm stands before each part, and the mean of the patches is classified, as in the
+    """A pre-norm encoder layer: attention and a ReLU feed-forward network, each with a residual
+    connection. (B, T, H) -> the same."""
+    # D23: LayerNorm precedes each part, and the mean of the patches is classified, as in the
     # released code. The paper names neither.
 
     def __init__(self, attention, width, ffn, cfg):
@@ -706,7 +701,7 @@ class Layer(nn.Module):
 
     def residual(self, x, change):
         """x plus the output of a part of the layer after dropout."""
-        # D11*: dropout is the same for all sampled widths; HAT and RankNAS scale it by the width.
+        # D11*: dropout is the same for all sampled widths. HAT and RankNAS scale it by the width.
         return x + F.dropout(change, self.cfg.dropout, self.training)
 
     def feed_forward(self, x, ffn):
@@ -740,7 +735,7 @@ class Encoder(nn.ModuleList):
 
 
 class ImageModel(nn.Module):
-    """An encoder of patches and a class token; the mean of the patches is classified.
+    """An encoder of patches and a class token. The mean of the patches is classified.
     A batch with images (B, 3, I, I) -> logits (B, classes). space: a super-net's, or None."""
 
     def __init__(self, arch, cfg, space=None):
@@ -748,7 +743,7 @@ class ImageModel(nn.Module):
         self.arch = arch
         self.cfg = cfg
         # D4: images are enlarged to 224 pixels and cut into 14 x 14 patches, as in the released
-        # code; Sec. 4.1.3 mentions "convolutional layers", and 256 elements, which contradicts 14 x
+        # code. Sec. 4.1.3 mentions "convolutional layers" and 256 elements, which contradicts 14 x
         # 14. One convolution, a linear map of patches of 16 x 16, gives 197 tokens with the class
         # token.
         self.tokens = (cfg.image // cfg.patch) ** 2 + 1
@@ -773,7 +768,7 @@ class ImageModel(nn.Module):
         x = torch.cat([token, self.patches(patches, width)], dim=1)  # (B, T, H)
         x = x * math.sqrt(width) + self.position_embedding[:, :width]
         x = F.dropout(x, self.cfg.dropout, self.training)
-        # D22: positions count the class token and then the patches, row by row, as in the released
+        # D22: positions count the class token, then the patches row by row, as in the released
         # code. So the patch below is 14 positions away, for the cosine and for relative positions.
         cosines = cosines_at(torch.arange(self.tokens, device=x.device), self.tokens)
         x = self.layers(x, arch, cosines)[-1]
@@ -781,13 +776,13 @@ class ImageModel(nn.Module):
 
 
 def make_model(arch, cfg, space=None):
-    """The model of a task: a network, or with a space its super-net."""
+    """The network of a task, or its super-net if there is a space."""
     model_class = ImageModel if cfg.task == "cifar10" else Translator
     return model_class(arch, cfg, space)
 
 
-# batch: of one example; units: of --batch (images, or tokens of the longer side) in it; tokens: of
-# the encoder; logits: numbers in its output
+# batch: of one example. units: images, or tokens of the longer side, in it (--batch counts them).
+# tokens: of the encoder. logits: numbers in its output
 Example = collections.namedtuple("Example", "batch units tokens logits")
 
 
@@ -825,7 +820,7 @@ def model_flops(arch, cfg):
 @torch.no_grad()
 def extract(weights, arch, cfg, space=None):
     """A network, or with a space a super-net, with the leading weights of a larger model. UserError
-    where that model does not hold it."""
+    if that model is too small."""
     model = make_model(arch, cfg, space)
     for name, value in model.state_dict().items():
         part = tuple(map(slice, value.shape))
@@ -837,15 +832,15 @@ def extract(weights, arch, cfg, space=None):
 
 # --- search ---------------
 
-WORST = 1e9  # the loss of a sub-net that has diverged, since infinity is no JSON
+WORST = 1e9  # the loss of a diverged sub-net, since JSON has no infinity
 
 
 def features_of(arch, space):
     """The inputs of a ranker, {feature with several choices: numbers}.
 
-    A number is a fraction of the largest choice; linear attention is 1.0 and softmax 0.0. A feature
-    by layer has the mean over the layers first, then the value of each layer. A missing layer, up
-    to the greatest depth, has the mean: so these numbers do not tell the depth.
+    A number is a fraction of the largest choice. Linear attention is 1.0 and softmax 0.0. A feature
+    by layer has the mean over the layers first, then the value of each layer. Missing layers have
+    the mean, so that these numbers do not reveal the depth.
     """
     features = {}
     for name, choices in space.items():
@@ -875,12 +870,12 @@ def kendall_tau(predicted, wanted):
 
 
 class Ranker:
-    """A binary classifier of pairs of architectures (Sec. 3.1.2): P(a has a greater value than b)
-    = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures.
-    10% choose when to stop. The last 10% are held out for Kendall's tau.
+    """A binary classifier of pairs of architectures (Sec. 3.1.2): P(a has a greater value than b) =
+    sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures. 10%
+    choose when to stop. The last 10% are held out for Kendall's tau.
     """
-    # D6*: the ranker compares pairs, as in the paper; the released one is a regression by boosted
-    # trees, and the importance of a feature is its own |tau| with the values.
+    # D6*: the ranker compares pairs, as in the paper. The released one is a regression by boosted
+    # trees, and measures the importance of a feature by its own |tau| with the values.
 
     def __init__(self, space, archs, values, seed=0):
         generator = torch.Generator().manual_seed(seed)
@@ -900,7 +895,7 @@ class Ranker:
         self.tau = self.quality(self.x, self.held_out)
 
     def fit(self, generator):
-        """Minimise the cross-entropy of random pairs. Keep the best weights for self.stopping."""
+        """Minimise the cross-entropy of random pairs. Keep the best weights on self.stopping."""
         optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
         best = -math.inf
@@ -927,15 +922,15 @@ class Ranker:
         return self.network((x - self.mean) / self.scale)[:, 0]
 
     def rank_scores(self, archs):
-        """g of each architecture: the lower, the smaller its value is predicted to be."""
+        """g of each architecture. A lower score predicts a smaller value."""
         return self.g(self.inputs(archs)).tolist()
 
     def quality(self, x, chosen):
         return kendall_tau(self.g(x[chosen]), self.y[chosen])
 
     def importance(self, shuffles=20):
-        """Permutation importance: {feature: the drop in Kendall's tau when its values are shuffled
-        among the architectures that the ranker is not fitted to}, the largest first."""
+        """Permutation importance, {feature: the drop in Kendall's tau}, the largest first. It
+        shuffles a feature's values among the architectures that the ranker is not fitted to."""
         generator = torch.Generator().manual_seed(0)
         unseen = torch.cat([self.held_out, self.stopping])
         whole = self.quality(self.x, unseen)
@@ -953,12 +948,12 @@ class Ranker:
 
 
 def prune(space, importances, samples, keep):
-    """Sec. 3.1.2, pruning: the space in which only `keep` features are searched (0: all). samples:
-    (loss, architecture) of the sub-nets within the latency limit."""
-    # D7: `keep` features are searched, taken alternately from the lists by importance for the loss
-    # and for the latency; the paper does not say how. The attention types are always searched.
-    # Other features get their commonest value in the better tenth of the samples. CIFAR-10 keeps 3
-    # of its 5 features (the paper 5), translation 7, as many as are in the two lists of Sec. 7.1.
+    """Sec. 3.1.2, pruning: the space with only `keep` searched features (0: all). samples: (loss,
+    architecture) of the sub-nets within the latency limit."""
+    # D7: `keep` features are searched, alternating between the lists by importance for the loss and
+    # for the latency. The paper does not say how. The attention types are always searched. Other
+    # features get their commonest value in the best tenth of the samples. CIFAR-10 keeps 3 of its 5
+    # features (the paper 5), translation 7, the number in the two lists of Sec. 7.1.
     if not keep:
         return space
     alternating = dict.fromkeys(itertools.chain(*zip(*importances)))
@@ -974,9 +969,9 @@ def prune(space, importances, samples, keep):
 
 
 def latency_window(rank_scores, latencies, limit):
-    """(lowest, highest) rank score for latency that the evolution allows. D8: the window excludes
-    the slowest tenth of the samples and those over the limit. It excludes the fastest tenth too,
-    unless no others are left."""
+    """(lowest, highest) rank score for latency in the evolution. D8: the window excludes the
+    slowest tenth of the samples and those over the limit. It excludes the fastest tenth too, unless
+    no others remain."""
     within = sum(latency <= limit for latency in latencies) / len(latencies)
     high = min(1 - DROPPED, within)
     low = DROPPED if DROPPED < high else 0
@@ -986,8 +981,8 @@ def latency_window(rank_scores, latencies, limit):
 
 
 def draw_new(draw, count, allowed, drawn):
-    """Up to `count` architectures of draw() that are allowed and new. drawn: the set of all that
-    were drawn before; it grows."""
+    """Up to `count` architectures of draw() that are allowed and new. drawn: the set of all draws
+    so far, updated in place."""
     new = []
     for _ in range(50 * count):
         arch = draw()
@@ -1028,7 +1023,7 @@ def evolve(space, fitness, allowed, cfg):
 
 
 def find_limit(latencies, cfg):
-    """--latency_limit, or the limit of D15. UserError where no sample keeps it."""
+    """--latency_limit, or the limit of D15. UserError if no sample is within it."""
     fastest = min(latencies)
     limit = cfg.latency_limit or max(fastest, LIMIT_FRACTION * statistics.median(latencies))
     if fastest > limit:
@@ -1039,9 +1034,9 @@ def find_limit(latencies, cfg):
 
 
 def rank_and_evolve(space, history, cfg):
-    """Sec. 3.1.2 as a whole: history lines of samples -> (the new architectures of the evolution,
-    the best-ranked first; a dictionary of the rankers' figures, the pruned space and the
-    limit)."""
+    """Sec. 3.1.2 as a whole. history: lines of samples. Returns the new architectures of the
+    evolution, best-ranked first, and a dictionary of the rankers' figures, the pruned space and the
+    limit."""
     archs = [parse_arch(line["arch"], cfg) for line in history]
     losses = [line["scores"]["loss"] for line in history]
     latencies = [line["scores"]["latency"] for line in history]
@@ -1075,7 +1070,7 @@ def rank_and_evolve(space, history, cfg):
 
 
 def cast(model, cfg, device):
-    """The model for inference, in the type of --dtype: autocast would cast the weights again at
+    """The model for inference in the type of --dtype. Autocast would cast the weights again at
     every step of a decoder."""
     with autocast(cfg.dtype, device):
         bfloat16 = torch.is_autocast_enabled(device.type)
@@ -1083,7 +1078,7 @@ def cast(model, cfg, device):
 
 
 def latency_text(value, cfg, device=None):
-    """A latency with its unit, and with the device that measured it, if given."""
+    """A latency with its unit and, if given, the device that measured it."""
     if cfg.cost == "flops":
         return f"{value:.4g} GFLOPs"
     if device is None:
@@ -1097,8 +1092,8 @@ def latency_text(value, cfg, device=None):
 
 
 def run_once(model, batch, cfg):
-    """What a latency is of: one image, or, as HAT measures it, a sentence of 30 source tokens and
-    as many steps of the decoder with cache and beam."""
+    """The computation that a latency measures: one image, or as in HAT a sentence of 30 source
+    tokens and as many decoder steps with cache and beam."""
     if cfg.task == "cifar10":
         return model(batch)
     encoded = model.encode(batch["source"], batch["lengths"])
@@ -1111,7 +1106,7 @@ def run_once(model, batch, cfg):
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
     """Milliseconds of run_once: the mean without the fastest and slowest tenth (D8). With --cost
-    flops GFLOPs."""
+    flops, GFLOPs."""
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
     with torch.device(device):
@@ -1134,12 +1129,12 @@ def append(path, text):
 
 
 def measure_archs(archs, round_name, supernet, data, cfg, run, limit=math.inf, enough=math.inf):
-    """The history lines of these architectures, in order, until `enough` of them keep the latency
-    limit. Missing lines are measured and added to history.jsonl."""
+    """The history lines of these architectures, in order, until `enough` of them are within the
+    latency limit. Measures missing lines and adds them to history.jsonl."""
     ranks = run.ranks
     path = run.folder / "history.jsonl"
     history = on_main(ranks, read_jsonl, path)
-    on_main(ranks, write_atomic, path, jsonl(history))  # without a line that a kill tore off
+    on_main(ranks, write_atomic, path, jsonl(history))  # without a line that a kill cut short
     lines = [line for line in history if line["round"] == round_name]
     bar = progress(ranks, len(archs), f"measuring {round_name}s", len(lines))
     while (missing := enough - len(kept(lines, limit))) and len(lines) < len(archs):
@@ -1167,10 +1162,10 @@ def measure_archs(archs, round_name, supernet, data, cfg, run, limit=math.inf, e
 
 
 def measure(archs, supernet, data, cfg, ranks, limit):
-    """({architecture: loss} of those that keep the latency limit, {architecture: latency}).
+    """({architecture: loss} of those within the latency limit, {architecture: latency}).
 
     The processes share the losses and, on GPUs, the latencies. On a CPU they would slow each other
-    down: there the first process measures all latencies.
+    down, so the first process measures all latencies.
     """
     # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
     # separately, the released code on 2,000 sub-nets each.
@@ -1186,8 +1181,8 @@ def measure(archs, supernet, data, cfg, ranks, limit):
 
 
 def check_limit(space, cfg, device):
-    """UserError where the fastest architecture breaks --latency_limit. It has the smallest widths
-    and depths; which number of heads and which type is fastest depends on the device."""
+    """UserError if the fastest architecture breaks --latency_limit. It has the smallest widths and
+    depths. The fastest number of heads and type depend on the device."""
     def smallest(pick_heads, pick_type):
         def choose(name, choices, layer):
             if name.endswith("heads"):
@@ -1223,13 +1218,14 @@ def winner(history, limit):
 
 
 def find_architecture(supernet, space, data, cfg, run):
-    """Sec. 3.2.2, except for the training from scratch. Returns what best.json has."""
+    """Sec. 3.2.2, except for the training from scratch. Returns the content of best.json."""
     train_supernet(supernet, space, data, cfg, run)
     supernet.eval()
     samples = measure_archs(draw_samples(space, cfg), "sample", supernet, data, cfg, run)
     ranked, learned = on_main(run.ranks, rank_and_evolve, space, samples, cfg)
-    # The latency ranker errs, and the evolution prefers architectures that it predicts too fast. So
-    # the best-ranked ones are measured, in order, until enough keep the limit.
+    # The latency ranker errs, and the evolution prefers architectures whose latency it
+    # underestimates. So the best-ranked ones are measured, in order, until enough are within the
+    # limit.
     limit = learned["latency_limit"]
     ranked = ranked[:max(cfg.finalists, cfg.samples // 4)]
     finalists = measure_archs(
@@ -1282,7 +1278,7 @@ def print_summary(run, cfg):
     print0(ranks, f"best: {result['arch']}\nloss {scores['loss']:.4f}, latency "
                   f"{latency_text(scores['latency'], cfg, ranks.device)}, limit "
                   f"{latency_text(result['latency_limit'], cfg)}")
-    # The training uses the same data and shapes, but not the search's own budget.
+    # The training uses the same data and shapes, but not the search's budget.
     run.print_result(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
         "preset", "device", *GEOMETRY, *DATA[cfg.task], "train_examples", "tokenizer",
         "vocab_size", "augment", "dropout"))
@@ -1296,8 +1292,8 @@ def count_labels(batch):
 
 
 def summed_losses(network, batch, cfg, arch=None, smoothing=SMOOTHING):
-    """The label-smoothed cross-entropy of a batch (1,), summed over its labels. arch: a sub-net of
-    a super-net, or None."""
+    """The label-smoothed cross-entropy of a batch (1,), summed over labels. arch: a sub-net of a
+    super-net, or None."""
     with autocast(cfg.dtype, batch["labels"].device):
         logits = network(batch, arch)  # (B, classes), or (B, T, V)
     logits = logits.flatten(0, -2).float()
@@ -1306,9 +1302,9 @@ def summed_losses(network, batch, cfg, arch=None, smoothing=SMOOTHING):
 
 
 def learning_rate(step, cfg):
-    """Sec. 6: a warm-up from lr_start to lr; then a cosine to lr_start (images), or the step's
-    inverse square root."""
-    # D17: the cosine ends at 1e-6; Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends, and a
+    """Sec. 6: a warm-up from lr_start to lr, then a cosine to lr_start (images) or the inverse
+    square root of the step."""
+    # D17: the cosine ends at 1e-6. Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends, and a
     # minimum of 1e-7, where fairseq would stop training. Sec. 6.1's minimum, 1e-9, is never
     # reached, and its "max lr: 1" contradicts lr 7e-4: both are ignored.
     warmup = round(cfg.warmup * cfg.steps)
@@ -1320,11 +1316,11 @@ def learning_rate(step, cfg):
     return cfg.lr_start + (cfg.lr - cfg.lr_start) * 0.5 * (1 + math.cos(math.pi * done))
 
 # --- translation ----------
-# The parts of a decoder that an encoder lacks.
+# Parts of a decoder that an encoder lacks.
 
 
 def causal_weights(q, k, cosines):
-    """Eq. 3 as it is written, O(T^2): the weight of key j for query i is
+    """Eq. 3 as written, in O(T^2). The weight of key j for query i is
     ReLU(q_i) ReLU(k_j) cos(pi/2 (i - j)/M), or 0 if j > i. (..., T, D) -> (..., T, T)"""
     angles = cosines.flatten(1)  # (T, 2): cos a and sin a
     of_distances = (angles[:, None] * angles).sum(-1)  # cos(a_i - a_j)
@@ -1332,8 +1328,8 @@ def causal_weights(q, k, cosines):
 
 
 def chunked_sums(q, k, v, cosines, size):
-    """causal_weights(q, k, cosines) @ v in O(T): a chunk of `size` tokens reads itself by these
-    weights, and the chunks before it as a running sum of keys times values, Eq. 2."""
+    """causal_weights(q, k, cosines) @ v in O(T). A chunk of `size` tokens reads itself by these
+    weights, and earlier chunks as a running sum of keys times values, Eq. 2."""
     T = q.shape[2]
     padding = (0, 0, 0, -T % size)
     q, k, v = (F.pad(x, padding).unflatten(2, (-1, size)) for x in (q, k, v))  # (B, N, C, size, D)
@@ -1347,10 +1343,10 @@ def chunked_sums(q, k, v, cosines, size):
 
 
 def causal_linear_attention(q, k, v, cosines):
-    """cosFormer attention of each token to those that are not later, in O(T).
+    """cosFormer attention of each token to itself and earlier ones, in O(T).
     (B, N, T, D) -> the same"""
     T, D = q.shape[2:]
-    chunks = math.ceil(T / max(64, 2 * D))  # in shorter chunks the running sum costs more
+    chunks = math.ceil(T / max(64, 2 * D))  # with shorter chunks the running sum costs more
     v = F.pad(v, (0, 1), value=1.0)  # the column of ones gives the denominators
     if chunks > 1:
         sums = chunked_sums(q, k, v, cosines, math.ceil(T / chunks))
@@ -1361,8 +1357,8 @@ def causal_linear_attention(q, k, v, cosines):
 
 
 class CausalAttention(Attention):
-    """Self-attention of the decoder. Without cache it reads whole sequences. With one, a list that
-    is empty at first, it reads one token, at position `first`, and keeps what later ones need."""
+    """Self-attention of the decoder. Without a cache it reads whole sequences. With one, a list
+    that is empty at first, it reads one token, at position `first`, and updates the cache."""
 
     def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
         (q,) = self.split(self.query, x, heads)
@@ -1374,7 +1370,7 @@ class CausalAttention(Attention):
         return self.join(mixed, x)
 
     def read_linear(self, q, k, v, cosines, cache):
-        """The cache has the sums of Eq. 2 over the tokens so far."""
+        """The cache holds the sums of Eq. 2 over the tokens so far."""
         if cache is None:
             return causal_linear_attention(q, k, v, cosines)
         new = linear_state(reweight(k, cosines), v, None)
@@ -1382,7 +1378,7 @@ class CausalAttention(Attention):
         return linear_read(reweight(q, cosines), *cache)
 
     def read_softmax(self, q, k, v, cache, first):
-        """The cache has the keys and values of the tokens so far."""
+        """The cache holds the keys and values of the tokens so far."""
         table = self.table(q)
         if cache is None:
             T = q.shape[2]
@@ -1393,7 +1389,7 @@ class CausalAttention(Attention):
 
 
 class DecoderLayer(Layer):
-    """A layer of the decoder: a layer of the encoder with cross-attention in its middle."""
+    """A decoder layer: an encoder layer with cross-attention in its middle."""
 
     def __init__(self, number, arch, cfg, space):
         width = arch.decoder_hidden
@@ -1408,7 +1404,7 @@ class DecoderLayer(Layer):
         self.cross_norm = LayerNorm(width)
 
     def remember(self, states, cosines, mask, arch):
-        """Keys and values of the last encoder layers, as many as En-De Connect says."""
+        """Keys and values of the last En-De Connect encoder layers."""
         n = self.number
         last = arch.connect[n]
         memory = torch.cat(states[-last:], dim=1)
@@ -1437,8 +1433,8 @@ def sinusoids(positions, width):
 
 
 class Translator(nn.Module):
-    """Encoder and decoder with one embedding for source, target and output. A batch with source
-    (B, S), lengths (B,) and target (B, T) -> logits (B, T, V). space: a super-net's, or None."""
+    """Encoder and decoder with one embedding for source, target and output. A batch with source (B,
+    S), lengths (B,) and target (B, T) -> logits (B, T, V). space: a super-net's, or None."""
 
     def __init__(self, arch, cfg, space=None):
         super().__init__()
@@ -1453,10 +1449,10 @@ class Translator(nn.Module):
         self.decoder_norm = LayerNorm(arch.decoder_hidden)
 
     def embed(self, ids, width, first=0):
-        """Embeddings of tokens and of their positions from `first` on. (B, T) -> (B, T, H)"""
+        """Embeddings of tokens and their positions, from `first`. (B, T) -> (B, T, H)"""
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
-        # D27*: sinusoids are made for the sampled width; HAT slices those of the widest network.
+        # D27*: sinusoids are made for the sampled width. HAT slices those of the widest network.
         x = x + sinusoids(positions, width).to(x.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
@@ -1468,15 +1464,15 @@ class Translator(nn.Module):
         mask = positions < lengths[:, None]  # (B, S), True where there is no padding
         cosines = cosines_at(positions, lengths)
         states = self.layers(self.embed(source, arch.hidden), arch, cosines, mask)
-        # D28: all connected layers share one LayerNorm; the paper names none.
+        # D28: all connected layers share one LayerNorm. The paper names none.
         states = [self.norm(x) for x in states[-max(arch.connect):]]
         return lengths, [layer.remember(states, cosines, mask, arch)
                          for layer in self.decoder_layers[:arch.decoder_layers]]
 
     def decode(self, target, encoded, arch=None, caches=None, first=0):
         """Logits (B, T, V) of the tokens after target (B, T). encoded: the result of encode().
-        caches: None for whole sequences; otherwise a list for each layer, and target is the token
-        at position `first` of each beam, the beams of a sentence in sequence."""
+        caches: None for whole sequences. Otherwise a list per layer, and target is the token at
+        position `first` of each beam, ordered by sentence."""
         arch = arch or self.arch
         lengths, memories = encoded
         x = self.embed(target, arch.decoder_hidden, first)
@@ -1494,7 +1490,7 @@ class Translator(nn.Module):
 
 
 # The continuations of the beams of B sentences: the log-probability of the translation, the beam
-# that it continues, its new token, and whether it ends with it. Each is (B, 2K).
+# that it continues, its new token, and whether the token ends it. Each is (B, 2K).
 Candidates = collections.namedtuple("Candidates", "sums beams tokens ends")
 
 
@@ -1502,7 +1498,7 @@ class Beams:
     """K unfinished translations and the best finished one of each of B sentences."""
 
     def __init__(self, limits, beam, bos, eos, penalty):
-        """limits (B,): the largest number of tokens with the end mark."""
+        """limits (B,): the largest number of tokens, with the end mark."""
         B = len(limits)
         self.limits = limits
         self.size = beam
@@ -1511,17 +1507,17 @@ class Beams:
         self.going = limits > 0  # sentences that are not done
         with torch.device(limits.device):
             self.first = beam * torch.arange(B)[:, None]  # the first beam of each sentence
-            self.tokens = torch.full((B * beam, 1), bos)  # the last one of each beam
+            self.tokens = torch.full((B * beam, 1), bos)  # the last of each beam
             self.history = torch.zeros(B * beam, 0, dtype=torch.long)  # all, without bos
             self.sums = torch.full((B, beam), -math.inf)  # log-probabilities
-            self.sums[:, 0] = 0.0  # all beams start alike, so only one of them counts
+            self.sums[:, 0] = 0.0  # all beams start alike, so only one counts
             self.finished = torch.zeros(B, dtype=torch.long)  # finished translations
             self.best = torch.full((B, int(limits.max()) + 1), eos)
             self.best_scores = torch.full((B,), -math.inf)
 
     def expand(self, logits, barred, step):
-        """The 2K best continuations of each sentence. logits (B * K, V). At its limit a translation
-        must end; it must not at its first token. barred: ids that are never produced."""
+        """The 2K best continuations of each sentence. logits (B * K, V). A translation must end at
+        its limit, and not at its first token. barred: ids that are never produced."""
         B = len(self.limits)
         sums = logits.log_softmax(-1).view(B, self.size, -1).add_(self.sums[..., None])
         V = sums.shape[-1]
@@ -1537,8 +1533,8 @@ class Beams:
         return Candidates(sums, self.first + index // V, tokens, ends)
 
     def finish(self, candidates, step):
-        """Of the K best candidates finish those that end. A sentence is done with K finished
-        translations, or at its limit."""
+        """Finish the translations among the K best candidates that end. A sentence is done with K
+        finished translations, or at its limit."""
         ends = candidates.ends[:, :self.size]
         sums = candidates.sums[:, :self.size].masked_fill(~ends, -math.inf)
         sums, which = sums.max(1, keepdim=True)
@@ -1551,7 +1547,7 @@ class Beams:
         self.going &= (step + 1 < self.limits) & (self.finished < self.size)
 
     def resume(self, candidates):
-        """Go on with the K best candidates that do not end. -> the beams that they continue"""
+        """Continue the K best candidates that do not end. Returns their beams."""
         sums = candidates.sums.masked_fill(candidates.ends, -math.inf)
         self.sums, chosen = sums.topk(self.size)
         parents = candidates.beams.gather(1, chosen).flatten()
@@ -1563,13 +1559,13 @@ class Beams:
 @torch.no_grad()
 def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
                 penalty=LENGTH_PENALTY):
-    """The best translation of each source (B, S), lengths (B,), as (ids without end mark, score),
-    where the score is log-probability / tokens ** penalty, as in fairseq. barred: ids that are
-    never produced. The host waits for a GPU every eighth step, to see whether all are done."""
+    """The best translation of each source (B, S), lengths (B,), as (ids without end mark, score).
+    The score is log-probability / tokens ** penalty, as in fairseq. barred: ids that are never
+    produced. The host waits for a GPU every eighth step, to check whether all are done."""
     encoded = model.encode(source, lengths)
     caches = [[] for _ in model.decoder_layers]
     barred = torch.tensor([*barred], dtype=torch.long, device=source.device)
-    # D26: a translation has at most 1.5 S + 10 tokens, or `longest`; the paper names no limit.
+    # D26: a translation has at most 1.5 S + 10 tokens, or `longest`. The paper names no limit.
     limits = (lengths + lengths // 2 + 10).clamp(max=longest)
     beams = Beams(limits, beam, bos, eos, penalty)
     for step in range(beams.best.shape[1] - 1):
@@ -1608,8 +1604,8 @@ else:
 
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
-    """The held-out cross-entropy, or WORST where it is NaN or infinite."""
-    # D5*: test sets are read by --evaluate alone; the released search reads CIFAR-10's.
+    """The held-out cross-entropy, or WORST if it is NaN or infinite."""
+    # D5*: only --evaluate reads test sets. The released search reads CIFAR-10's.
     total = 0.0
     count = 0
     for batch in data.held_batches():
@@ -1620,7 +1616,7 @@ def held_out_loss(model, data, cfg, arch=None):
 
 
 def predict_batch(model, batch, data, cfg):
-    """The prediction for each example of a batch: the number of its class, or the token ids of its
+    """The prediction for each example of a batch: its class number, or the token ids of its
     translation."""
     if cfg.task == "cifar10":
         return model(batch).argmax(1).tolist()
@@ -1633,8 +1629,8 @@ def predict_batch(model, batch, data, cfg):
 
 @torch.no_grad()
 def predict_examples(model, examples, data, cfg, ranks):
-    """The predictions for images or lines as text: names of classes, or translations; "" for an
-    empty line. The processes share the batches."""
+    """The predictions for images or lines as text: class names, or translations. An empty line
+    gives "". The processes share the batches."""
     own = {}
     bar = progress(ranks, len(examples), "predicting")
     for numbers, batch in data.example_batches(examples):
@@ -1651,7 +1647,7 @@ def predict_examples(model, examples, data, cfg, ranks):
 def score_predictions(predictions, references, cfg):
     """Sec. 4.1.4: BLEU in percent, or the accuracy and, as a baseline, the fraction of the
     commonest class."""
-    # D29: BLEU is of plain text in 13a tokens; the paper names no tokenization.
+    # D29: BLEU is of plain text in 13a tokens. The paper names no tokenization.
     if cfg.task == "wmt14":
         return {"bleu": corpus_bleu(predictions, references)}
     right = [ours == theirs for ours, theirs in zip(predictions, references, strict=True)]
@@ -1662,7 +1658,7 @@ def score_predictions(predictions, references, cfg):
 
 
 def training_batches(data, cfg, ranks, begin):
-    """Yield the list of this process's micro-batches for each step from `begin` on."""
+    """Yield this process's list of micro-batches for each step from `begin`."""
     for step in range(begin, cfg.steps):
         yield [data.batch(step * cfg.accumulate + number)
                for number in micro_batch_numbers(ranks, cfg.accumulate)]
@@ -1670,7 +1666,7 @@ def training_batches(data, cfg, ranks, begin):
 
 def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
     """One step on this process's micro-batches. arch: the sub-net of a super-net, or None. Returns
-    {name: tensor ()}, whose means over the processes are the loss and the gradient norm."""
+    {name: tensor ()}. Their means over the processes are the loss and the gradient norm."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (1,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
     losses = torch.zeros(1, device=ranks.device)
@@ -1690,18 +1686,18 @@ def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
 
 
 def make_optimizer(model, cfg):
-    """Sec. 6's "adam" is fairseq's, which decays all parameters, biases and norms too, as AdamW
-    does."""
+    """AdamW. Sec. 6's "adam" is fairseq's, which also decays all parameters, biases and norms
+    included."""
     return torch.optim.AdamW(
         model.parameters(), betas=(0.9, 0.998), weight_decay=cfg.weight_decay, fused=True)
 
 
 def train_supernet(model, space, data, cfg, run):
-    """Train a super-net, one random sub-net a step. At the end checkpoint.pt has the model alone.
-    The host waits for a GPU only where it logs or saves."""
+    """Train a super-net, one random sub-net per step. At the end checkpoint.pt has only the model.
+    The host waits for a GPU only to log and save."""
     ranks = run.ranks
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-    if checkpoint.restore().get("trained"):  # the model alone, without an optimizer
+    if checkpoint.restore().get("trained"):  # only the model, without an optimizer
         return
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
     begin = checkpoint.restore().get("step", 0)
@@ -1737,11 +1733,11 @@ def train_supernet(model, space, data, cfg, run):
 
 
 def train_network(model, data, cfg, run):
-    """Train a network. At the end checkpoint.pt has the model alone, the average of the last saves
-    (Sec. 4.1.4). The host waits for a GPU only where it logs, evaluates or saves."""
+    """Train a network. At the end checkpoint.pt has only the model, the average of the last saves
+    (Sec. 4.1.4). The host waits for a GPU only to log, evaluate and save."""
     ranks = run.ranks
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-    if checkpoint.restore().get("trained"):  # the model alone, without an optimizer
+    if checkpoint.restore().get("trained"):  # only the model, without an optimizer
         return
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
     average = checkpoint.owned["average"] = AveragedModel(model)
@@ -1790,8 +1786,8 @@ def print_speed(values, arch, data, cfg, ranks):
 
 # Weights to start from
 
-# settings: of the run; weights: of its model; arch: of its network, as text, "" for a search that
-# has not finished
+# settings: the run's. weights: its model's. arch: its network's as text, or "" for an unfinished
+# search
 Pretrained = collections.namedtuple("Pretrained", "path settings weights arch")
 
 
@@ -1812,9 +1808,9 @@ def load_pretrained(cfg, command):
 
 
 def resolve(cfg, command, ranks, source):
-    """The settings of a run: those that follow from others, from --init and from the number of
-    processes are filled in. Only the data's paths and the size of the vocabulary are filled in
-    later, since the vocabulary may be made in the run folder."""
+    """Fill in the settings that follow from others, from --init and from the number of processes.
+    Only the data's paths and the vocabulary size are filled in later, since the vocabulary may be
+    made in the run folder."""
     changes = {}
     if cfg.dry_run and not cfg.train_text:  # the demo text gives no more tokens
         changes["vocab_size"] = min(cfg.vocab_size, 2000)
@@ -1832,7 +1828,7 @@ def resolve(cfg, command, ranks, source):
         data = "images" if cfg.images else cfg.task
         dry = "-dry" if cfg.dry_run else ""
         out = f"runs/mformer-{command.action}-{data}-{cfg.preset}{dry}"
-        if command.action == "evaluate":  # each run has its own
+        if command.action == "evaluate":  # one per run
             out = f"{Path(cfg.init)}-evaluation{dry}"
         cfg = dataclasses.replace(cfg, out=out)
     if command.action == "search":
@@ -1841,8 +1837,8 @@ def resolve(cfg, command, ranks, source):
 
 
 def read_arch(cfg, command, source):
-    """The architecture of --arch or of --init's run. --describe has a default: the paper's mFormer
-    with --preset base and its space, otherwise the widest of the space."""
+    """The architecture of --arch or of --init's run. The default of --describe is the paper's
+    mFormer with --preset base and its space, otherwise the widest of the space."""
     text = cfg.arch or (source.arch if source else "")
     if command.action == "describe" and not text:
         text = arch_text(widest(space_of(cfg)))
@@ -1860,7 +1856,7 @@ def read_arch(cfg, command, source):
 
 
 def data_flags(cfg, action):
-    """{data flag of an action: its value}. Parallel text of one's own may lack a part."""
+    """{data flag of an action: its value}. The user's own parallel text may lack a part."""
     if cfg.task == "cifar10":
         return pick(cfg, ["images" if cfg.images else "cifar10"])
     flags = pick(cfg, ["test_text"] if action == "evaluate" else DATA["wmt14"])
@@ -1869,8 +1865,8 @@ def data_flags(cfg, action):
 
 
 def find_data(cfg, command, ranks):
-    """The Inputs of an action. What follows from data of one's own is filled in too: the width of
-    images, unless --init has one, and at most a tenth of the examples as --held_out."""
+    """The Inputs of an action. Also fills in settings that follow from the user's own data: the
+    width of images, unless --init has one, and at most a tenth of the examples as --held_out."""
     inputs = find_inputs(
         ranks, command.action, data_flags(cfg, command.action), pick(cfg, MODELS),
         languages=cfg.languages)
@@ -1884,8 +1880,8 @@ def find_data(cfg, command, ranks):
 
 
 def most_held_out(cfg):
-    """How many training examples of one's own may be held out: a tenth, at least one. There is no
-    limit for CIFAR-10, and with --valid_text."""
+    """The most of the user's training examples that may be held out: a tenth, at least one. There
+    is no limit for CIFAR-10 or with --valid_text."""
     if cfg.images:
         examples = count_images(cfg.images)
     elif cfg.task == "wmt14" and not cfg.valid_text:
@@ -1896,7 +1892,7 @@ def most_held_out(cfg):
 
 
 def open_data(cfg, ranks):
-    """What the predictions of --init's network need."""
+    """The data that the predictions of --init's network need."""
     if cfg.task == "cifar10":
         return Pictures(ranks, cfg.image, read_spec(cfg.init))
     tokenizer = load_tokenizer(cfg.tokenizer, lower=False)
@@ -1904,7 +1900,7 @@ def open_data(cfg, ranks):
 
 
 def open_training_data(cfg, ranks, folder):
-    """The training data. What the network's predictions need is kept in `folder`."""
+    """The training data. `folder` keeps the data that predictions need."""
     size = cfg.batch // cfg.accumulate
     if cfg.task == "cifar10":
         (flag, path), = data_flags(cfg, "train").items()
@@ -1923,8 +1919,8 @@ def open_training_data(cfg, ranks, folder):
 
 
 def start_from(model, arch, data, cfg, ranks, space=None):
-    """The model with which a training begins: that of --init, with a new head where the images have
-    other classes than it knows, or for None a new one. Prints its facts."""
+    """The model at the start of a training: --init's, with a new head if the images have other
+    classes, or a new one. Prints its facts."""
     seed_everything(cfg.seed, "weights")
     start = f"the weights of {cfg.init}" if model else "from scratch"
     if model is None:
@@ -1940,7 +1936,7 @@ def start_from(model, arch, data, cfg, ranks, space=None):
 
 
 def print_published(name, cfg, ranks):
-    """Say so where --arch names a network of the paper and the preset is made for smaller ones."""
+    """Print a note if --arch is a network of the paper and the preset suits smaller ones."""
     if cfg.preset != "base" and name.partition("-")[0] in PUBLISHED[cfg.task]:
         parameters = sum(count_parameters(parse_arch(name, cfg), cfg).values())
         print0(ranks, f"--arch {name}: the paper's network, {parameters:,} parameters, slow on a "
@@ -1976,8 +1972,8 @@ def train(cfg, command):
 
 
 def next_action(run):
-    """What may follow a training, as words of a command: --evaluate, or --predict where there are
-    no test data."""
+    """The action after a training, as words of a command: --evaluate, or --predict without test
+    data."""
     settings = run.record["settings"]
     if settings["task"] == "wmt14":
         tested = settings["test_text"]
@@ -1990,8 +1986,8 @@ def next_action(run):
 
 
 def evaluate(cfg, command):
-    """Accuracy or BLEU (Sec. 4.1.4) and latency of --init's network. They are always computed
-    again, since the network may have changed."""
+    """Accuracy or BLEU (Sec. 4.1.4) and latency of --init's network. Always computed again, since
+    the network may have changed."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -2030,14 +2026,14 @@ def score_text(scores):
 
 
 def write_predictions(predictions, path):
-    """Write one prediction a line; returns the path."""
+    """Write one prediction per line. Returns the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, "".join(f"{prediction}\n" for prediction in predictions))
     return path
 
 
 def predict(cfg, command):
-    """Translate or classify a file of the user's own with the network of --init."""
+    """Translate or classify a file of the user with the network of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -2088,7 +2084,7 @@ ACTIONS = {
 
 
 def check_patches(image, patch):
-    """UserError where patches do not fill an image."""
+    """UserError if patches do not fill an image."""
     if image % patch:
         raise UserError(f"--image {image}: it is no multiple of --patch {patch}; give another "
                         "--patch, or an --image to which the images are resampled")
@@ -2119,7 +2115,7 @@ def unread(cfg, command):
 
 
 def check(cfg, command):
-    """UserError where flags contradict each other."""
+    """UserError if flags contradict each other."""
     for name, reason in unread(cfg, command).items():
         if name in command.given:
             raise UserError(f"--{name}: {reason}")
