@@ -1231,13 +1231,21 @@ def answer(cfg, command):
         print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
 
-def check_ensemble(cfg, command, name):
-    """UserError if a run of --ensemble has no predictions for a task, or if --init is given too."""
+def check_ensemble(cfg, command, names):
+    """UserError if a run of --ensemble has no predictions for a task, or other classes than the
+    first, or if --init is given too."""
     if cfg.init:
         raise UserError("--ensemble trains nothing; leave --init out")
+    first = cfg.ensemble[0]
     for path in cfg.ensemble:
-        existing(f"{path}/{name}/predictions.pt",
-                 f"--ensemble takes runs of --finetune {command.value}")
+        for name in names:
+            existing(f"{path}/{name}/predictions.pt",
+                     f"--ensemble takes runs of --finetune {command.value}")
+            one, other = [read_spec(f"{run}/{name}") for run in (first, path)]  # None: no own task
+            if one != other:
+                raise UserError(
+                    f"--ensemble {first} {path}: their training files of {name} differ "
+                    f"({one.description}; {other.description}); fine-tune both on the same file")
 
 
 def ensemble_job(task, cfg, folder):
@@ -1291,7 +1299,7 @@ def finetune(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         names = parse_tasks(command.value, TABLE14)
         if cfg.ensemble:
-            check_ensemble(cfg, command, names[0])
+            check_ensemble(cfg, command, names)
             cfg = dataclasses.replace(cfg, tokenizer=f"{cfg.ensemble[0]}/{names[0]}")
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)

@@ -94,7 +94,7 @@ class Config:
     finetune_epochs: int | None = None  # passes over the task [>= 1]
     finetune_batch: int | None = None  # examples a step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
-    finetune_length: int | None = None  # tokens an example; default: 128, for SQuAD 384 [8, 512]
+    finetune_length: int | None = None  # tokens; default: 128, SQuAD 384; MLM-saved: --length [8, 512]
     runs: int = 1  # fine-tunings with other seeds in --finetune [>= 1]
     # latency
     speedup: float = 7.2  # over --reference, Table 1; one of this and --latency_limit [> 0]

@@ -35,6 +35,15 @@ TOO_LARGE = ("can't allocate memory", "not enough memory", "MPS backend out of m
              "Storage size calculation overflowed", "Overflow when unpacking")
 
 
+# {action: {flag of another training: the flag that counts instead}}
+COUNTS = {
+    "finetune": {"steps": "finetune_epochs", "batch": "finetune_batch", "lr": "finetune_lr",
+                 "warmup": "finetune_warmup", "length": "finetune_length",
+                 "dropout": "finetune_dropout"},
+    "further_train": {"steps": "further_steps"},
+}
+
+
 class UserError(Exception):
     """A mistake of the user: printed as one line that names the place and the fix, exit status
     2."""
@@ -216,6 +225,16 @@ def make_config(config_class, presets, preset, command, actions, given):
     return config
 
 
+def warn_of_unread(config_class, command):
+    """Warn of flags that the action does not read, unless the flag that counts is given too, or
+    names the other in its help."""
+    comments = field_comments(config_class)
+    for name, counts in COUNTS.get(command.action, {}).items():
+        read = counts not in comments or f"--{name}" in comments[counts]
+        if name in command.given and counts not in command.given and not read:
+            warnings.warn(f"--{name}: --{command.action} does not read it; --{counts} counts")
+
+
 def start(config_class, presets, actions, description, check=None, argv=None):
     """Parse the command line of a paper file and run its action; returns the exit status.
 
@@ -230,6 +249,7 @@ def start(config_class, presets, actions, description, check=None, argv=None):
         return 0
     if check:
         check(config, command)
+    warn_of_unread(config_class, command)
     try:
         actions[command.action][0](config, command)
     except Stop:

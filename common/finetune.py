@@ -437,6 +437,7 @@ def print_summary(run, cfg, nine=""):
     """Print the scores of a finished fine-tuning in percent, next to the majority baseline. nine:
     the name of AutoBERT-Zero's mean of nine numbers."""
     result = run.finished()
+    kept = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
     for name, entry in result["tasks"].items():
         scores = {entry["headline"]: entry["median"]} | {
             key: value for key, value in entry["metrics"].items()
@@ -456,10 +457,12 @@ def print_summary(run, cfg, nine=""):
                               "--finetune_epochs, or give --init a longer pre-training")
         if "description" in entry:
             print0(run.ranks, f"{name}: {entry['description']}")
-        if (run.folder / name / "checkpoint.pt").exists():
+        if name in kept:
             words = "--predict", entry.get("file", "FILE"), "--init", run.folder / name
             run.print_result(cfg, f"{name}/checkpoint.pt", *words)
-    if result["tasks"]:
+        elif not entry["diverged"]:  # --ensemble has predictions alone
+            run.print_result(cfg, name)
+    if kept:
         print0(run.ranks, "--predict takes a file of your own in this format; it needs no labels")
     if nine and result["average"] is not None:
         print0(run.ranks, f"{nine}: {100 * result['average']:.2f}")

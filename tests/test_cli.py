@@ -3,6 +3,7 @@ import dataclasses
 import importlib
 import io
 import sys
+import warnings
 
 import pytest
 import torch._dynamo
@@ -101,6 +102,26 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
     assert error.value.code == 2
     printed = capsys.readouterr().err
     assert "--compile failed" in printed and printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("command, told", [
+    ("autotinybert --further_train --arch 1-8-8-1-8 --steps 9", "--further_steps counts"),
+    ("autotinybert --further_train --arch 1-8-8-1-8 --steps 9 --further_steps 9", ""),
+    ("autotinybert --finetune CoLA --init x --lr 1", "--finetune_lr counts"),
+    ("autotinybert --finetune MLM-saved --init x --length 64", ""),
+    ("albert --finetune CoLA --length 64", "--length: --finetune does not read it"),
+    ("autobert_zero --finetune CoLA --length 64", ""),  # read
+    ("autobert_zero --finetune CoLA --steps 5", "--finetune_epochs counts"),
+    ("albert --pretrain --steps 5", ""),
+])
+def test_a_flag_that_the_action_does_not_read_is_told(command, told, monkeypatch):
+    file, *words = command.split()
+    module = importlib.import_module(file)
+    _, *more = module.ACTIONS[words[0][2:]]
+    monkeypatch.setitem(module.ACTIONS, words[0][2:], (lambda *args: None, *more))
+    with warnings.catch_warnings(record=True) as printed:
+        assert module.main(words) == 0
+    assert [told in str(each.message) for each in printed] == [True] * bool(told)
 
 
 TRAINING = [

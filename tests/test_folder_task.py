@@ -1,8 +1,9 @@
 """A task of one's own: a folder with train and dev files, any labels."""
+import shutil
 from types import SimpleNamespace
 
 import pytest
-from small_runs import FEW, REVIEWS, next_command, write
+from small_runs import FEW, REVIEWS, call, next_command, write
 
 from common import folder_task, metrics
 from common.files import read_json, write_json
@@ -165,7 +166,17 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
     works(f"{tune} --restart")
     assert not (tmp_path / "run/older").exists()
     if program == "albert":
+        capsys.readouterr()
         works("albert --finetune reviews --ensemble run --out mean --device cpu")
+        printed = capsys.readouterr().out
+        assert "mean: finished (--restart begins again); best: mean/reviews\n" in printed
+        assert "--predict" not in printed
+        shutil.copytree(tmp_path / "run", tmp_path / "other")
+        spec = read_json(tmp_path / "other/reviews/task.json")
+        write_json(tmp_path / "other/reviews/task.json", spec | {"labels": ["bad", "meh", "good"]})
+        assert call("albert --finetune reviews --ensemble run other --out no", monkeypatch) == 2
+        printed = capsys.readouterr().err
+        assert "--ensemble run other" in printed and "angry, meh, pleased" in printed
     works(f"{program} --predict new.csv --init run/reviews")
     lines = (tmp_path / "run/reviews-predictions/new/test.tsv").read_text().split()[2:]
     assert {*lines[1::2]} <= {"angry", "meh", "pleased"}
