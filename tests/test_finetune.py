@@ -147,7 +147,8 @@ def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
         "diverged": 0,
     }
     result = {"tasks": {"reviews": entry}, "average": None}
-    run = SimpleNamespace(ranks=ALONE, folder=tmp_path, finished=lambda: result)
+    run = SimpleNamespace(
+        ranks=ALONE, folder=tmp_path, finished=lambda: result, print_result=lambda *words: None)
     finetune.print_summary(run, Config())
     printed = capsys.readouterr().out
     assert ("no better than the majority baseline; raise --finetune_epochs" in printed) == poor
