@@ -1,10 +1,10 @@
 """AutoTinyBERT: Automatic Hyper-parameter Optimization for Efficient Pre-trained Language Models
 (Yin, Chen, Shang, Jiang, Chen, Liu; ACL 2021, arXiv:2107.13686v1).
 
-How deep and how wide should a BERT be that has to answer within a given number of milliseconds? One
-large model, the SuperPLM, is trained so that all smaller models cut out of it work at once
-(one-shot learning, Alg. 1). An evolution (Alg. 2) then searches the best shape below the limit. The
-best shapes take their weights from the SuperPLM and are trained further.
+How deep and wide should a BERT be that has to answer within a given number of milliseconds? One
+large model, the SuperPLM, is trained so that all smaller models cut out of it work (one-shot
+learning, Alg. 1). An evolution (Alg. 2) then searches for the best shape within the limit. The best
+shapes take their weights from the SuperPLM and are trained further.
 
 Run:  python autotinybert.py --search --dry_run        two steps of every phase on demo data
       python autotinybert.py --search --speedup 7.2    from text to a tiny model, on two cores
@@ -47,70 +47,71 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Every setting. Its comment is the help text. Flags override presets, presets defaults."""
+    """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
+    override presets, and presets override defaults."""
     preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
-    out: str = ""  # run folder; default runs/autotinybert-ACTION-PRESET
-    restart: bool = False  # start again in an existing run folder
-    seed: int = 0  # of all random numbers
-    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
+    out: str = ""  # run folder. Default: runs/autotinybert-ACTION-PRESET
+    restart: bool = False  # delete the run in the run folder and start again
+    seed: int = 0  # random seed
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
-    compile: bool = False  # torch.compile further training; the SuperPLM changes with every step
-    accumulate: int = 16  # micro-batches a step, N of Alg. 1; raised to fit the processes [>= 1]
-    dry_run: bool = False  # two real steps of every phase; flags that are given count
-    tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
-    init: str = ""  # run or Hugging Face folder to start from; in --search the SuperPLM
+    compile: bool = False  # torch.compile further training, not the SuperPLM
+    accumulate: int = 16  # micro-batches per step, N of Alg. 1. Raised to fit the processes [>= 1]
+    dry_run: bool = False  # run two steps of every phase, unless flags say otherwise
+    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
+    init: str = ""  # run or Hugging Face folder to start from. In --search, the SuperPLM
     # data
-    corpus: tuple[str, ...] = ()  # text files or folders; default: the demo text
-    glue: str = ""  # folder with the GLUE tasks; default: the demo tasks
-    squad: str = ""  # folder with train-v1.1.json and dev-v1.1.json; default: the demo questions
-    tokenizer: str = ""  # spiece.model or vocab.txt; default: --init's, --teacher's, or a new one
+    corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text
+    glue: str = ""  # folder of the GLUE tasks. Default: demo tasks
+    squad: str = ""  # folder of train-v1.1.json and dev-v1.1.json. Default: demo questions
+    tokenizer: str = ""  # spiece.model or vocab.txt. Default: --init's, --teacher's, or a new one
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5; MLM-saved: masked words (D12)
-    train_examples: int = 0  # training examples of each task that are used; 0: all
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5. MLM-saved: masked words (D12)
+    train_examples: int = 0  # training examples of each task (0: all)
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
     largest: str = "8-768-3072-12-768"  # architecture of the SuperPLM, Sec. 3.4
-    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1; mlm reads heads, distill qkv
+    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1. mlm reads heads, distill qkv
     dropout: float = 0.1  # on hidden states and attention [0, 1)
-    init_std: float = 0.02  # standard deviation of new weights; narrow models need more [> 0]
+    init_std: float = 0.02  # standard deviation of new weights, larger for narrow models [> 0]
     setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: fewer heads, or narrower ones (distill)
     teacher: str = ""  # folder of a BERT or ELECTRA, or of a run, for --setting distill
-    variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # row of Table 3; ebl: the paper's method
+    variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # row of Table 3. ebl: the paper's method
     # one-shot and further training
-    samples: int = 3  # M of Alg. 1: sub-models for each micro-batch [1, 10000]
-    # D18: sequences have 128 tokens; the paper times 128 and names no other length
-    length: int = 128  # tokens a sequence, special ones included (D18) [8, 512]
-    steps: int = 0  # steps of the SuperPLM; 0: 5 passes over the corpus, Sec. 4.1
-    further_steps: int = 0  # steps of one model; 0: 5 passes, from scratch 10 like BERT-S*
-    batch: int = 256  # sequences a step, Sec. 4.1 [>= 1]
+    samples: int = 3  # M of Alg. 1: sub-models per micro-batch [1, 10000]
+    # D18: sequences have 128 tokens. The paper times 128 and names no other length
+    length: int = 128  # tokens per sequence, special ones included (D18) [8, 512]
+    steps: int = 0  # steps of the SuperPLM. 0: 5 passes over the corpus, Sec. 4.1
+    further_steps: int = 0  # steps of one model. 0: 5 passes, from scratch 10 like BERT-S*
+    batch: int = 256  # sequences per step, Sec. 4.1 [>= 1]
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 [> 0]
-    warmup: float = 0.1  # fraction of the steps; none in further training, Sec. 4.1 [0, 1]
-    weight_decay: float = 0.01  # of AdamW, BERT's; biases and LayerNorms have none
+    warmup: float = 0.1  # fraction of the steps. None in further training, Sec. 4.1 [0, 1]
+    weight_decay: float = 0.01  # of AdamW, BERT's, except for biases and LayerNorms
     eval_every: int = 32000  # steps between evaluations on held-out text [>= 1]
     save_every: int = 1000  # steps between checkpoints [>= 1]
-    save_minutes: float = 0  # minutes between further checkpoints; 0: none
-    # fine-tuning; Table D.1's number where not given
+    save_minutes: float = 0  # minutes between additional checkpoints (0: none)
+    # fine-tuning. Default: Table D.1
     finetune_epochs: int | None = None  # passes over the task [>= 1]
-    finetune_batch: int | None = None  # examples a step [>= 1]
+    finetune_batch: int | None = None  # examples per step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
-    finetune_length: int | None = None  # tokens; default: 128, SQuAD 384; MLM-saved: --length [8, 512]
-    runs: int = 1  # fine-tunings with other seeds in --finetune [>= 1]
+    finetune_length: int | None = None  # tokens per input. Default: 128, SQuAD 384, MLM-saved --length [8, 512]
+    runs: int = 1  # seeds of each fine-tuning in --finetune [>= 1]
     # latency
-    speedup: float = 7.2  # over --reference, Table 1; one of this and --latency_limit [> 0]
-    latency_limit: float = 0  # limit in milliseconds on this machine; 0: --speedup
+    speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
+    latency_limit: float = 0  # limit in milliseconds on this machine. 0: --speedup
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
-    latency_threads: int = 1  # CPU threads; with 1, CPU seconds are measured (D7) [1, 1024]
+    latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D7) [1, 1024]
     latency_batch: int = 1  # sequences at a time, Table 1 [>= 1]
-    latency_length: int = 128  # tokens a sequence, Table 1 [>= 1]
+    latency_length: int = 128  # tokens per sequence, Table 1 [>= 1]
     latency_rounds: int = 5  # measurements of an architecture [1, 10000]
-    latency_archs: int = 400  # architectures that are measured for the predictor [2, 1000000]
+    latency_archs: int = 400  # measured architectures for the predictor [2, 1000000]
     # search
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random, or Sec. 4.4
     population: int = 25  # architectures of a generation, S of Alg. 2 [1, 1000000]
     generations: int = 4  # T of Alg. 2, with the first one [>= 1]
-    winners: int | None = None  # trained further; default: 3, Sec. 4.1, for fast 1 [>= 1]
+    winners: int | None = None  # trained further. Default: 3, Sec. 4.1, for fast 1 [>= 1]
 
 
 PHASES = "search", "superplm", "latency"  # actions that share one run folder
@@ -123,11 +124,11 @@ MOST_LAYERS = 1000  # of an architecture that is given
 LIMITS = "speedup", "latency_limit"  # may change in a run folder that has no candidates yet
 MUTATION = 0.5  # p_m of Alg. 2
 EXPLORATION = 0.5  # p_e of Alg. 2
-DRAWS = 100  # random architectures of which one is proposed
+DRAWS = 100  # random architectures per proposal
 WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
-CLIP = 1.0  # largest norm of the gradient
-# D21*: the gradient is clipped as a whole; the released code first clips each parameter's
+CLIP = 1.0  # largest gradient norm
+# D21*: the gradient is clipped as a whole. The released code first clips each parameter's
 
 PRESETS = {
     "demo": {
@@ -177,7 +178,7 @@ PRESETS = {
 @dataclasses.dataclass(frozen=True)
 class Arch:
     """An architecture, printed as in Table 4: 5-564-1054-8-512. In HAT (Table 3) the last three are
-    tuples, a number for each layer."""
+    tuples, with a number per layer."""
     layers: int  # l^t
     hidden: int  # d^m|o
     ffn: object  # d^f
@@ -215,16 +216,16 @@ def parse_arch(text):
     return arch
 
 
-# Table 3. ILS: all layers are identical; SME: sub-matrices are extracted; EBL: batch-wise training
+# Table 3. ILS: identical layers. SME: sub-matrix extraction. EBL: batch-wise training
 VARIANTS = {"hat": "", "ils": "ILS", "sme": "ILS SME", "ebl": "ILS SME EBL"}
 
 
 def search_space(cfg):
-    """Table B.1: {variable: its choices}. Raises ValueError where nothing is left to choose.
+    """Table B.1: {variable: its choices}. Raises ValueError if a variable has no choices.
 
-    "attention" pairs heads with d^q|k|v. In pre-training there are fewer heads of full width; in
-    distillation there are all heads, and each is narrower. Without SME the heads divide the full
-    d^q|k|v. A search proposes identical layers alone (Sec. 3.3); HAT's training samples others too.
+    "attention" pairs heads with d^q|k|v. mlm: fewer heads of full width. distill: all heads,
+    narrower. Without SME the heads divide the full d^q|k|v. A search proposes only identical layers
+    (Sec. 3.3). HAT's training samples others too.
     """
     low = parse_arch(cfg.smallest)
     high = parse_arch(cfg.largest)
@@ -258,13 +259,13 @@ def make_arch(layers, hidden, ffn, attention):
 
 
 def smallest_arch(space):
-    """The smallest architecture, and so the fastest."""
+    """The smallest and so fastest architecture."""
     return make_arch(*(choices[0] for choices in space.values()))
 
 
 def sample_arch(space, rng, identical=True):
-    """Draw all variables uniformly and independently. identical=False draws ffn and attention for
-    each layer (HAT)."""
+    """Draw all variables uniformly and independently. identical=False draws ffn and attention per
+    layer (HAT)."""
     arch = make_arch(*map(rng.choice, space.values()))
     if identical:
         return arch
@@ -286,12 +287,11 @@ def flops(arch, tokens=128):
 
 def leading(weight, shape):
     """The leading part of every axis of a weight (Sec. 3.4, "bottom-left" there). It is a slice, so
-    that gradients reach the weight; a weight of this shape is returned itself.
+    that gradients reach the weight. A weight of this shape is returned unchanged.
 
-    In the weights of an attention, axis 1 is the head and axis 2 the width of a head. So the first
-    heads are kept, and the leading part of each: Figure 3 (b) has fewer heads of full width, (c)
-    all heads with less of each. Without sub-matrix extraction (HAT and ILS of Table 3) all of
-    d^q|k|v is used, and split into another number of heads.
+    In attention weights, axis 1 is the head and axis 2 the width of a head. Figure 3 (b) keeps
+    fewer heads of full width, (c) all heads with a part of each. Without sub-matrix extraction (HAT
+    and ILS of Table 3) all of d^q|k|v is used, split into another number of heads.
     """
     if weight.shape == shape:
         return weight
@@ -301,7 +301,7 @@ def leading(weight, shape):
 
 
 class Linear(nn.Linear):
-    """Maps to the first `outputs`, with the weights of the inputs that are there."""
+    """A linear map to the first `outputs`, with the weights of the present inputs."""
 
     def forward(self, x, outputs=None):
         outputs = outputs or self.out_features
@@ -319,8 +319,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Layer(nn.Module):
-    """A Transformer layer, Eq. 1 to 3, or a part of one. (B, T, H) -> (B, T, H). The weights of the
-    attention have an axis of heads."""
+    """A Transformer layer, Eq. 1 to 3, or a part of one. (B, T, H) -> (B, T, H). Attention weights
+    have an axis of heads."""
 
     def __init__(self, hidden, ffn, heads, qkv, dropout):
         super().__init__()
@@ -336,9 +336,9 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, shape, mask, positions=None, with_scores=False):
-        """shape: d^f, h and d^q|k|v of the part that is used. mask: (B, 1, 1, T), True at real
-        tokens, or None. positions: (B, I), the tokens whose states are computed, or None for all.
-        with_scores: also returns the input of the softmax, unmasked (B, N, T, T)."""
+        """shape: d^f, h and d^q|k|v of the part in use. mask: (B, 1, 1, T), True at real tokens, or
+        None. positions: (B, I), the tokens whose states are computed, or None for all. with_scores:
+        also returns the unmasked input of the softmax (B, N, T, T)."""
         ffn, N, Q = shape
         D = Q // N
         H = x.shape[-1]
@@ -356,20 +356,20 @@ class Layer(nn.Module):
             mixed = F.dropout(visible.softmax(-1), dropout) @ value  # Eq. 1
         else:
             mixed = F.scaled_dot_product_attention(query, key, value, mask, dropout)  # Eq. 1
-        # Eq. 1: each head by its W^o, and their sum; (B, N, T, D) -> (B, T, Q) -> (B, T, H)
+        # Eq. 1: the sum of each head times its W^o. (B, N, T, D) -> (B, T, Q) -> (B, T, H)
         mixed = mixed.transpose(1, 2).flatten(2)
         weight = leading(self.output, (H, N, D)).flatten(1)  # (H, Q)
         mixed = F.linear(mixed, weight, leading(self.output_bias, (H,)))
         x = self.attention_norm(x + self.dropout(mixed))  # Eq. 2
-        # D1: GELU, as in BERT and the released code; Eq. 3 prints a ReLU
+        # D1: GELU, as in BERT and the released code. Eq. 3 prints a ReLU
         x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x, ffn)), H)))  # Eq. 3
         return (x, scores) if with_scores else x
 
 
 class Encoder(nn.Module):
     """BERT without its pre-training heads. A batch {"ids", "token_type_ids" (B, T), "lengths" (B,)
-    unless all are full, ...} -> (B, T, H). embedding: the width E of the embeddings where it is not
-    H, as in small ELECTRA teachers; such a model is not cut."""
+    unless all are full, ...} -> (B, T, H). embedding: the width E of the embeddings if it is not H,
+    as in small ELECTRA teachers. Such a model cannot be cut."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, positions=512, embedding=None):
         super().__init__()
@@ -399,10 +399,10 @@ class Encoder(nn.Module):
         return self.dropout(self.norm(F.embedding(batch["ids"], table) + positions + types))
 
     def forward(self, batch, arch=None, positions=None, with_scores=False, table=None):
-        """arch: the sub-model that computes, or None for all. positions: (B, I), the tokens whose
-        states are returned, or None for all. with_scores: also returns the last layer's raw
-        attention scores (B, N, T, T). table: the token_table of `arch`, if the caller uses it too;
-        one slice for both saves a copy of its gradient."""
+        """arch: the sub-model to run, or None for all. positions: (B, I), the tokens whose states
+        are returned, or None for all. with_scores: also returns the last layer's raw attention
+        scores (B, N, T, T). table: the token_table of `arch`, if the caller uses it too. Sharing
+        one slice saves a copy of its gradient."""
         x = self.embed(batch, self.token_table(arch) if table is None else table)
         if arch is None:
             x = self.project(x)  # (B, T, H)
@@ -426,7 +426,7 @@ class Encoder(nn.Module):
 
 def init_weights(module):
     """BERT's initialisation."""
-    # D17: initial weights are normal, not truncated at two deviations; the paper does not say
+    # D17: initial weights are normal, not truncated at two deviations. The paper does not say
     for name, value in module.named_parameters(recurse=False):
         if "bias" in name:
             nn.init.zeros_(value)
@@ -436,7 +436,7 @@ def init_weights(module):
 
 class LanguageModel(nn.Module):
     """Encoder with the masked-language-model head or, for distillation, a projection to the
-    teacher's width W (fit). arch: of the sub-model that computes, or None for all."""
+    teacher's width W (fit). arch: the sub-model to run, or None for all."""
 
     def __init__(self, arch, vocab_size, dropout=0.0, fit=0, positions=512):
         super().__init__()
@@ -465,7 +465,7 @@ class LanguageModel(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """Encoder with a linear head. A batch -> logits (B, outputs), or of spans (B, T, 2). One output
+    """Encoder with a linear head. A batch -> logits (B, outputs), or (B, T, 2) of spans. One output
     is a regression."""
 
     def __init__(self, encoder, outputs, spans=False):
@@ -484,8 +484,8 @@ class TaskModel(nn.Module):
         return self.head(self.dropout(self.encoder.pool(cls)))
 
     def loss(self, batch):
-        """Cross-entropy for classes, squared error for a regression, and for spans the mean of the
-        cross-entropies of start and end."""
+        """Cross-entropy of classes, squared error of a regression, or the mean cross-entropy of a
+        span's start and end."""
         logits = self(batch).float()
         if self.spans:
             start, end = logits.unbind(-1)  # 2 x (B, T)
@@ -506,8 +506,8 @@ def parameters(arch, vocab_size):
 
 
 def draw_archs(cfg, step, micro_batch):
-    """Alg. 1, line 7: the architectures of the M sub-models of a micro-batch. Without EBL it is one
-    architecture for the whole batch; with --arch that one is trained (Sec. 3.6)."""
+    """Alg. 1, line 7: the architectures of the M sub-models of a micro-batch. Without EBL one
+    architecture for the whole batch. With --arch only that one (Sec. 3.6)."""
     if cfg.arch:
         return [parse_arch(cfg.arch)]
     batch_wise = "EBL" in VARIANTS[cfg.variant]
@@ -518,8 +518,7 @@ def draw_archs(cfg, step, micro_batch):
 
 
 def why_outside(arch, top, variant="ebl"):
-    """None where `arch` can be cut out of `top`, which was trained as a row of Table 3, else the
-    reason."""
+    """None if `arch` can be cut out of `top`, trained as a variant of Table 3, else the reason."""
     for ffn, heads, qkv in arch.shapes:
         limits = {
             "layers": (arch.layers, top.layers),
@@ -539,8 +538,8 @@ def why_outside(arch, top, variant="ebl"):
 
 @torch.no_grad()
 def extract(model, arch, variant="ebl"):
-    """The sub-model `arch` of a LanguageModel, with weights of its own: it computes what
-    model(batch, arch) does. Raises ValueError where `arch` is not within the model."""
+    """The sub-model `arch` of a LanguageModel, with its own weights. It computes model(batch,
+    arch). Raises ValueError if `arch` is not within the model."""
     if reason := why_outside(arch, model.encoder.arch, variant):
         raise ValueError(reason)
     with torch.device("meta"):
@@ -557,12 +556,12 @@ def is_matrix(name):
 
 
 def make_optimizer(model, weight_decay):
-    """AdamW with BERT's eps, without decay of biases and LayerNorms. The pooler of a LanguageModel,
-    which its loss does not read, is not trained."""
-    # D16*: AdamW with bias correction; the released code, as BERT's, has none, and the paper names
+    """AdamW with BERT's eps, without decay of biases and LayerNorms. The pooler of a LanguageModel
+    is not trained, since the loss does not read it."""
+    # D16*: AdamW has bias correction. The released code, like BERT's, has none, and the paper names
     # no optimizer
-    # D6: entries that no sub-model of a step used decay, and move by their moments, as in the
-    # released code; the paper does not say
+    # D6: entries that no sub-model of a step used still decay, and move by their moments, as in the
+    # released code. The paper does not say
     named = [(name, value) for name, value in model.named_parameters()
              if isinstance(model, TaskModel) or "pooler" not in name]
     matrices = [value for name, value in named if is_matrix(name)]
@@ -577,14 +576,14 @@ def make_optimizer(model, weight_decay):
 @torch.no_grad()
 def time_model(arch, cfg):
     """Milliseconds of encoder and pooler on the target device, with random weights: the median of
-    three passes, after one that warms up."""
+    three passes after a warm-up."""
     device = torch.device(cfg.latency_device)
     with device:
         encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
         ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
     batch = {"ids": ids, "token_type_ids": ids}
-    # D7: CPU seconds of a single CPU thread, which other processes do not lengthen; the paper
-    # speaks of inference time, and its code reads the wall clock
+    # D7: a single CPU thread is measured in CPU seconds, which other processes do not lengthen. The
+    # paper speaks of inference time, and its code reads the wall clock
     single = device.type == "cpu" and cfg.latency_threads == 1
     clock = time.process_time if single else time.perf_counter
     threads = torch.get_num_threads()
@@ -600,14 +599,14 @@ def time_model(arch, cfg):
     return statistics.median(times[1:])
 
 
-GROUP = 8  # shapes that are timed after each timing of the reference
+GROUP = 8  # shapes timed per timing of the reference
 
 
 def time_rounds(archs, cfg, rounds, times=None):
-    """Measure architectures (text) in rounds, each in a new random order, so that another process
-    on the machine affects all alike. Yields {arch: [[milliseconds, milliseconds of the reference
-    shortly before] of each round]} after every group, so that the caller can save it. times: those
-    of a killed run, which goes on."""
+    """Measure architectures (text) in rounds. Each round has a new random order, so that another
+    process on the machine affects all equally. Yields {arch: [[milliseconds, milliseconds of the
+    reference shortly before] of each round]} after every group, for the caller to save. times: of a
+    killed run, to continue."""
     times = times or {arch: [] for arch in archs}
     for number in range(rounds):
         order = random.Random(f"{cfg.seed} round {number}").sample([*archs], len(archs))
@@ -621,8 +620,8 @@ def time_rounds(archs, cfg, rounds, times=None):
 
 
 def ratios_of(timings):
-    """Latencies in units of the reference's, one of each round."""
-    # D20*: a latency is the median over rounds of this ratio; the released code averages nine
+    """Latencies relative to the reference, one per round."""
+    # D20*: a latency is the median over rounds of this ratio. The released code averages nine
     # passes of one shape after another, and the paper does not say
     return [milliseconds / reference for milliseconds, reference in timings]
 
@@ -635,15 +634,15 @@ def references_of(times):
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from
     measurements."""
-    # D5: hundreds of measurements and least squares over a Transformer's costs; the paper has 10k
+    # D5: hundreds of measurements and least squares over a Transformer's costs. The paper has 10k
     # and a feed-forward network
 
     def __init__(self, tokens):
         self.tokens = tokens
 
     def costs(self, archs):
-        """(n, 11) costs of a token. Of each layer: projections, attention, feed-forward, softmax,
-        LayerNorm, GELU, copies, calls; once: embeddings, pooler, start."""
+        """(n, 11) costs of a token. Per layer: projections, attention, feed-forward, softmax,
+        LayerNorm, GELU, copies, calls. Once: embeddings, pooler, start."""
         costs = []
         for layers, hidden, ffn, heads, qkv in map(dataclasses.astuple, archs):
             each = [hidden * qkv, self.tokens * qkv, hidden * ffn, heads * self.tokens, hidden, ffn,
@@ -672,9 +671,9 @@ class Predictor:
 
 
 def mutate(arch, space, rng):
-    """Mut() of Alg. 2: each variable moves with probability 1/2, and at least one does, to a choice
-    that is at most a tenth of its range away. (p_m decides whether an architecture mutates.)"""
-    # D2*: the step of Mut() and the probabilities of the roulette are ours; the paper gives neither
+    """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by at most
+    a tenth of its range. (p_m decides whether an architecture mutates.)"""
+    # D2*: the step of Mut() and the probabilities of the roulette are ours. The paper gives neither
     genes = arch.genes
     moved = [name for name in space if rng.random() < 0.5]
     for name in moved or [rng.choice(list(space))]:
@@ -687,10 +686,10 @@ def mutate(arch, space, rng):
 
 
 def fast_candidates(space, predict, limit):
-    """Sec. 4.4: one architecture for each depth, by the rule 1.6 d^m <= d^f <= 1.9 d^m and
-    0.7 d^m <= d^q|k|v <= d^m."""
-    # D11: "fast" takes, at each depth, the architecture predicted slowest within 95% of the
-    # limit; the paper does not say which. Most of these meet the limit when measured
+    """Sec. 4.4: one architecture per depth, by the rule 1.6 d^m <= d^f <= 1.9 d^m and 0.7 d^m <=
+    d^q|k|v <= d^m."""
+    # D11: "fast" takes, at each depth, the architecture predicted slowest within 95% of the limit.
+    # Most of these meet the limit when measured. The paper does not say which
     candidates = []
     for layers in space["layers"]:
         archs = [Arch(layers, hidden, ffn, heads, qkv)
@@ -705,7 +704,7 @@ def fast_candidates(space, predict, limit):
 
 
 def roulette(lines, rng):
-    """Draw a line of the history; the probability is proportional to its score minus the worst one,
+    """Draw a line of the history. The probability is proportional to its score minus the worst,
     plus a hundredth of the range (D2)."""
     scores = [line["score"] for line in lines]
     worst = min(scores)
@@ -714,7 +713,7 @@ def roulette(lines, rng):
 
 
 def sample_within(space, rng, predict, limit):
-    """A random architecture, predicted within the limit if one of DRAWS is."""
+    """A random architecture, predicted within the limit if any of DRAWS is."""
     archs = [sample_arch(space, rng) for _ in range(DRAWS)]
     within = [arch for arch, ms in zip(archs, predict(archs)) if ms <= limit]
     return (within or archs)[-1]
@@ -725,7 +724,7 @@ def propose(history, number, cfg, predict, limit):
 
     history: dicts of "id", "round", "arch" (text), "score" and "diverged".
     """
-    # D3: all proposals are new and predicted within the limit; as printed, Alg. 2 can propose one
+    # D3: all proposals are new and predicted within the limit. Alg. 2 as printed can propose one
     # twice, or one that is too slow. A generation has fewer than S if 20 S attempts find no more
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
@@ -757,9 +756,9 @@ def propose(history, number, cfg, predict, limit):
 
 
 def mask_tokens(ids, tokenizer, generator):
-    """BERT's masking of ids (B, T): MASK_RATE of each sequence's text is predicted; 80% of it
-    becomes [MASK], 10% a random token, 10% stays. Returns the changed ids, masked positions and
-    labels (B, I); -100 fills the labels of a sequence with less text."""
+    """BERT's masking of ids (B, T): MASK_RATE of each sequence's text is predicted. 80% of it
+    becomes [MASK], 10% a random token, and 10% stays. Returns the changed ids, masked positions and
+    labels (B, I). Filler in sequences with less text has the label -100."""
     B, T = ids.shape
     I = max(1, round(MASK_RATE * T))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
@@ -777,12 +776,12 @@ def mask_tokens(ids, tokenizer, generator):
 
 
 def distillation_losses(student, batch):
-    """The two losses of TinyBERT's first stage, on the last layer alone (Sec. 4.1), (2,). The first
-    is the squared error of the states (B, T, W), averaged over W and summed over tokens. The second
-    is that of the raw attention scores (B, N, T, T), averaged over N and summed over pairs of
+    """The two losses of TinyBERT's first stage, for the last layer alone (Sec. 4.1), (2,). First,
+    the squared error of the states (B, T, W), averaged over W and summed over tokens. Second, the
+    squared error of the raw attention scores (B, N, T, T), averaged over N and summed over pairs of
     tokens. batch: has the teacher's states and scores, and lengths (B,) unless all are full."""
-    # D9*: padding is no part of the means, since it depends on the batching, and a teacher's input
-    # is not masked; the paper does not say, and the released code averages over padding
+    # D9*: padding is excluded from the means, since it depends on the batching, and the teacher's
+    # input is not masked. The paper does not say, and the released code averages over padding
     states, scores = student
     state_errors = (states.float() - batch["states"].float()).square().mean(-1)  # (B, T)
     score_errors = (scores.float() - batch["scores"].float()).square().mean(1)  # (B, T, T)
@@ -795,7 +794,7 @@ def distillation_losses(student, batch):
 
 # --- training -------------
 
-# a copy of this file alone builds its model and steps its searcher
+# a copy of this file alone has the model and the searcher
 if (Path(__file__).parent / "common").is_dir():
     from tqdm import tqdm
 
@@ -819,8 +818,8 @@ if (Path(__file__).parent / "common").is_dir():
 
 
 def schedule(step, steps, warmup):
-    """Fraction of the peak learning rate at a step: linear up, then linear down to 0, as in BERT;
-    the paper gives the peak and the warm-up."""
+    """Fraction of the peak learning rate at a step: linear warm-up, then linear decay to 0, as in
+    BERT. The paper gives the peak and the warm-up."""
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise
@@ -838,11 +837,11 @@ def phase_of(cfg):
 
 
 def draw_text(text, data, cfg, phase, position, count):
-    """ids, token_type_ids (B, T) and lengths (B,) of B = `count` sequences of a Corpus: those from
-    number `position` on in the endless stream of a phase."""
-    # D8*: sequences are pairs, [CLS] A [SEP] B [SEP] with B after A; the paper does not say, and
-    # its code has no pairs. So fine-tuning meets a trained token type embedding. One long sentence
-    # is [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
+    """ids, token_type_ids (B, T) and lengths (B,) of B = `count` sequences of a Corpus, from number
+    `position` in the endless stream of a phase."""
+    # D8*: sequences are pairs, [CLS] A [SEP] B [SEP] with B after A, so that fine-tuning meets a
+    # trained token type embedding. The paper does not say, and its code has no pairs. One long
+    # sentence is [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
     pairs = text.segments(position, count, cfg.length - 3, seed_of(cfg.seed, phase))
     return corpus.join(
         pairs.segment_a, pairs.length_a, pairs.segment_b, pairs.length_b, data.tokenizer)
@@ -850,8 +849,8 @@ def draw_text(text, data, cfg, phase, position, count):
 
 def language_batch(columns, chosen, data, cfg, *key):
     """The chosen sequences of draw_text as a batch on the device: ids, token_type_ids (B, T),
-    lengths (B,) unless there is no padding, and, unless a teacher reads them, masked_positions and
-    labels (B, I). T is a multiple of 64, or --length. Masks are drawn from the key."""
+    lengths (B,) unless there is no padding and, without a teacher, masked_positions and labels (B,
+    I). T is a multiple of 64, or --length. The key seeds the masks."""
     ids, token_type_ids, lengths = [column[chosen] for column in columns]
     width = min(cfg.length, 64 * math.ceil(lengths.max().item() / 64))
     batch = {"ids": ids[:, :width], "token_type_ids": token_type_ids[:, :width]}
@@ -865,10 +864,10 @@ def language_batch(columns, chosen, data, cfg, *key):
 
 
 def training_batches(data, cfg, ranks, begin):
-    """Yield the list of this process's micro-batches for each step from `begin` on. A micro-batch
-    is the same for any number of processes."""
+    """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
+    same for any number of processes."""
     # D22*: the sequences of a step are sorted by length into its --accumulate micro-batches, so
-    # that few are padded; the paper does not say how a batch is divided, and its code does not sort
+    # that few are padded. The paper does not say how a batch is divided, and its code does not sort
     phase = phase_of(cfg)
     size = cfg.batch // cfg.accumulate
     for step in range(begin, cfg.steps):
@@ -885,8 +884,8 @@ def training_batches(data, cfg, ranks, begin):
 
 
 def count_labels(batch):
-    """What the losses of a step are divided by: masked tokens (1,), or with a teacher real tokens
-    and pairs of them (2,)."""
+    """The divisors of the losses: masked tokens (1,), or with a teacher real tokens and pairs of
+    them (2,)."""
     if "labels" in batch:
         return (batch["labels"] != -100).sum()[None]
     B, T = batch["ids"].shape
@@ -895,8 +894,8 @@ def count_labels(batch):
 
 
 def summed_losses(network, batch, cfg, arch=None):
-    """The loss of masked words (1,), or with a teacher the losses of states and scores (2,), of the
-    sub-network `arch` (None: of all), summed over the labels that count_labels counts."""
+    """The loss of masked words (1,), or with a teacher the losses of states and scores (2,), summed
+    over the labels of count_labels. arch: the sub-network, or None for all."""
     with autocast(cfg.dtype, batch["ids"].device):
         if "labels" in batch:
             logits = network(batch, arch).flatten(0, 1)  # (B I, V)
@@ -908,7 +907,7 @@ def summed_losses(network, batch, cfg, arch=None):
 @torch.no_grad()
 def add_targets(batch, teacher, cfg):
     """A batch with the teacher's states and scores, computed once for all sub-models. Without a
-    teacher, the batch itself."""
+    teacher the batch is unchanged."""
     if teacher is None:
         return batch
     with autocast(cfg.dtype, batch["ids"].device):
@@ -917,7 +916,7 @@ def add_targets(batch, teacher, cfg):
 
 
 def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
-    """One step of Alg. 1 on this process's micro-batches. Returns {name: tensor ()}, whose means
+    """One step of Alg. 1 on this process's micro-batches. Returns {name: tensor ()}. Their means
     over the processes are the loss and the gradient norm."""
     trained = [value for group in optimizer.param_groups for value in group["params"]]
     totals = total_over(ranks, sum(map(count_labels, batches)))  # of all processes
@@ -944,7 +943,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, examples=256, largest_batch=256):
     """{"loss"} of `examples` held-out sequences, in whole batches, the same for all models. Raises
-    Diverged. It exchanges nothing with other processes, which may be judging other models."""
+    Diverged. Processes exchange nothing, since they may be evaluating different models."""
     model.eval()
     size = min(largest_batch, cfg.batch)
     examples = size * math.ceil(examples / size)
@@ -964,8 +963,8 @@ def evaluate_language_model(model, data, cfg, examples=256, largest_batch=256):
 
 def score_mlm(model, data, cfg):
     """The task "MLM-saved": {"main": 1 - loss / ln V on held-out text, "loss"}. Raises Diverged."""
-    # D12: masked tokens can be a proxy task; after minutes of pre-training SQuAD and MNLI show
-    # nothing
+    # D12: masked tokens can be a proxy task. After minutes of pre-training SQuAD and MNLI show no
+    # difference
     loss = evaluate_language_model(model.to(data.device), data, cfg, 1024, 64)["loss"]
     return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
 
@@ -979,10 +978,10 @@ def keep(folder, action, model, data, cfg, run, **more):
 
 def train_language_model(model, data, cfg, run, folder):
     """Train a model on text, in place, and keep it in a folder: the SuperPLM (Alg. 1) or, with
-    cfg.arch, one architecture as usual (Sec. 3.6). A model that is there is loaded.
+    cfg.arch, one architecture as usual (Sec. 3.6). Loads a model that exists.
 
-    Raises Diverged; after SIGTERM it saves the state in FOLDER/training.pt and raises Stop. The
-    host waits for a GPU only where it logs, evaluates and saves.
+    Raises Diverged. After SIGTERM it saves the state in FOLDER/training.pt and raises Stop. The
+    host waits for a GPU only to log, evaluate and save.
     """
     ranks = run.ranks
     optimizer = make_optimizer(model.to(ranks.device), cfg.weight_decay)
@@ -1028,8 +1027,8 @@ def train_language_model(model, data, cfg, run, folder):
 
 
 def train_superplm(source, data, cfg, run, go_on):
-    """Phase 1, Alg. 1: the SuperPLM, trained so that all its sub-models work. The SuperPLM of
-    --init is used as it is, or with go_on trained further."""
+    """Phase 1, Alg. 1: train the SuperPLM, so that all its sub-models work. A SuperPLM of --init is
+    used as it is, or with go_on trained further."""
     model = start_model(source, cfg.largest, data, cfg, run.ranks).to(data.device)
     if go_on or not source:
         train_language_model(model, data, cfg, run, run.folder / "superplm")
@@ -1039,7 +1038,7 @@ def train_superplm(source, data, cfg, run, go_on):
 def train_further(model, data, cfg, run, folder, warmup):
     """Sec. 3.6: train one architecture as usual."""
     if cfg.compile:
-        torch.compiler.reset()  # after eight networks torch would give up
+        torch.compiler.reset()  # torch would give up after eight networks
         model.encoder.compile()
     cfg = dataclasses.replace(
         cfg, arch=str(model.encoder.arch), steps=cfg.further_steps, warmup=warmup)
@@ -1048,13 +1047,13 @@ def train_further(model, data, cfg, run, folder, warmup):
 
 # Weights to start from.
 
-# settings: of the run that made it, {} of a Hugging Face folder; weights: by our names
+# settings: of the run that made it, {} for a Hugging Face folder. weights: by our names
 Pretrained = namedtuple("Pretrained", "path settings weights arch")
 SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from a SuperPLM
 
 
 def read_arch(text, source):
-    """The Arch of a text or of a best.json. Raises UserError, which names the source."""
+    """The Arch of a text or a best.json. Raises UserError that names the source."""
     if text.endswith(".json"):
         text = read_json(text, dict).get("arch")
     try:
@@ -1064,8 +1063,8 @@ def read_arch(text, source):
 
 
 def choose_part(path, arch):
-    """The folder with the weights of an architecture (text; "": of the model) in a run: its model/,
-    or its superplm/, which contains all architectures. Another folder has no such parts."""
+    """The folder of a run with the weights of an architecture (text, or "" for the model): its
+    model/, or its superplm/, which contains all architectures. Other folders have no such parts."""
     folder = hf_models.model_folder(path)
     own = read_json(folder / "config.json", dict).get("settings", {}).get("arch")
     if arch and arch != own:
@@ -1094,7 +1093,7 @@ def read_pretrained(path, cfg, command, arch=""):
 
 
 def load_pretrained(cfg, command):
-    """The model of --init as Pretrained; None without --init. Of a search, the SuperPLM."""
+    """The model of --init as Pretrained, or None without --init. For a search, the SuperPLM."""
     if not cfg.init:
         return None
     if command.action not in ON_SUPERPLM:
@@ -1111,11 +1110,11 @@ def load_pretrained(cfg, command):
 
 
 def resolve(cfg, command, ranks, source):
-    """The settings of a run: those that follow from the model of --init, the action and the number
-    of processes are filled in. UserError where flags contradict each other. Settings that
-    depend on the data follow in resolve_data."""
+    """Fill in the settings that follow from the model of --init, the action and the number of
+    processes. UserError if flags contradict each other. resolve_data fills in what depends on the
+    data."""
     changes = {}
-    if command.action in PHASES and "out" not in command.given:  # they share one folder
+    if command.action in PHASES and "out" not in command.given:  # they share a folder
         changes["out"] = cfg.out.replace(f"-{command.action}-", "-search-", 1)
     if source and command.action in ON_SUPERPLM:
         changes |= settings_from(cfg, command, source.settings, source.path, SHAPE)
@@ -1142,8 +1141,8 @@ def resolve(cfg, command, ranks, source):
 
 
 def check_length(source, longest):
-    """The number of positions of a Pretrained. Raises UserError where inputs of `longest` tokens
-    have more."""
+    """The number of positions of a Pretrained. Raises UserError if inputs of `longest` tokens have
+    more."""
     positions = len(source.weights.get("encoder.position_embedding.weight", ()))
     if longest > positions > 0:
         raise UserError(f"inputs of {longest} tokens: {source.path} has {positions} positions; "
@@ -1153,7 +1152,7 @@ def check_length(source, longest):
 
 def without_padding(weights, vocab_size):
     """Weights without the rows of tokens that the vocabulary lacks, so that these are never
-    predicted. Many released models have up to 127 such rows, for a round size of the table."""
+    predicted. Many released models have up to 127 such rows, for a round table size."""
     names = "encoder.token_embedding.weight", "decoder_bias"
     rows = len(weights.get(names[0], ()))
     if not vocab_size < rows < vocab_size + 128:
@@ -1175,7 +1174,7 @@ def load_teacher(cfg, command, ranks, tokenizer):
 
 
 def load_model(source, fit, data, cfg, ranks):
-    """The LanguageModel of a Pretrained. Raises UserError where the weights do not fit."""
+    """The LanguageModel of a Pretrained. Raises UserError if the weights do not fit."""
     lengths = [task.recipe.length for task in data.tasks.values() if task]
     if data.train:
         lengths.append(cfg.length)
@@ -1204,15 +1203,15 @@ def new_model(arch, fit, data, cfg):
 
 
 def check_heads(teacher, student, cfg):
-    """UserError where a teacher, if there is one, has another number of heads than the student."""
+    """UserError if a teacher, if any, has another number of heads than the student."""
     if teacher and teacher.arch.heads != student.heads:
         raise UserError(f"--teacher {cfg.teacher}: it has {teacher.arch.heads} heads and the "
                         f"student {student.heads}; attention is compared head by head")
 
 
 def start_model(source, arch, data, cfg, ranks):
-    """The LanguageModel of a Pretrained, cut to `arch` (text; "": as it is), or without one a new
-    LanguageModel. Raises UserError where the weights do not fit."""
+    """The LanguageModel of a Pretrained, cut to `arch` (text, or "" for all), or a new
+    LanguageModel. Raises UserError if the weights do not fit."""
     fit = data.teacher.arch.hidden if data.teacher else 0
     if source:
         model = load_model(source, fit, data, cfg, ranks)
@@ -1244,10 +1243,10 @@ def find_data(cfg, command, ranks, names, text):
 
 
 def open_data(cfg, run, names, text):
-    """The Data of a run: with `text` the corpus and the teacher, and its tasks."""
-    # D10*: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt; the paper
-    # does not say, and its code has WordPiece
-    # D13: 5% of the documents are held out, 1,000 at most; the paper does not say
+    """The Data of a run and its tasks. With `text`, also the corpus and the teacher."""
+    # D10*: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt. The paper does
+    # not say, and its code has WordPiece
+    # D13: 5% of the documents are held out, at most 1,000. The paper does not say
     ranks = run.ranks
     if text:
         data = open_corpus(
@@ -1268,12 +1267,11 @@ def open_data(cfg, run, names, text):
 
 
 def resolve_data(cfg, data):
-    """The settings with the size of the vocabulary, and with the steps that stand for passes over
-    the text."""
+    """The settings with the vocabulary size, and with steps computed from passes over the text."""
     cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
     if not data.train:
         return cfg
-    # Sec. 4.1: 5 passes; from scratch 10, like BERT-S*
+    # Sec. 4.1: 5 passes, and from scratch 10, like BERT-S*
     further = 10 if cfg.arch and not cfg.init else 5
     examples = data.train.slots(cfg.length - 3)
     return dataclasses.replace(
@@ -1284,8 +1282,8 @@ def resolve_data(cfg, data):
 
 # Fine-tuning.
 
-# task: (batch, learning rate, epochs, metric of Table 1), as the paper chose them in Sec. 4.1; WNLI
-# is not in the paper and has RTE's
+# task: (batch, learning rate, epochs, metric of Table 1), chosen as in Sec. 4.1. WNLI is not in the
+# paper and has RTE's
 TABLE_D1 = {
     "SQuAD1.1": (16, 3e-5, 4, "f1"),
     "SST-2": (32, 2e-5, 4, "accuracy"),
@@ -1298,7 +1296,7 @@ TABLE_D1 = {
     "RTE": (32, 2e-5, 10, "accuracy"),
     "WNLI": (32, 2e-5, 10, "accuracy"),
 }
-# D14: SQuAD has 384 tokens, as in the released code, and so positions that were not pre-trained
+# D14: SQuAD has 384 tokens, as in the released code, so some positions were not pre-trained
 
 
 def recipes():
@@ -1320,8 +1318,7 @@ def tuning(model, task, data, cfg, seed):
 
 
 def proxy_score(model, name, data, cfg):
-    """The score on dev of a copy of the model that is fine-tuned on a proxy task. Raises
-    Diverged."""
+    """The dev score of a copy of the model, fine-tuned on a proxy task. Raises Diverged."""
     task = data.tasks[name]
     if not task:
         return score_mlm(model, data, cfg)["main"]
@@ -1333,7 +1330,7 @@ def proxy_score(model, name, data, cfg):
 
 
 def train_task(model, data, cfg, run, job):
-    """TASK-NUMBER, one run of a task from the model's encoder; jobs/JOB keeps the model and its
+    """Run TASK-NUMBER of a task from the model's encoder. jobs/JOB keeps the model and
     predictions."""
     name, _, number = job.rpartition("-")
     folder = run.folder / "jobs" / job
@@ -1345,7 +1342,7 @@ def train_task(model, data, cfg, run, job):
 
 
 def finetune(cfg, command):
-    """Fine-tune --init's model on tasks, --runs times; TASK/ keeps the median run."""
+    """Fine-tune --init's model on tasks, --runs times. TASK/ keeps the median run."""
     with launch(cfg.device, cfg.dtype) as ranks:
         names = parse_tasks(command.value, recipes())
         source = load_pretrained(cfg, command)
@@ -1375,7 +1372,7 @@ def finetune(cfg, command):
 
 
 def answer(cfg, command):
-    """Answer a file of the user's own with RUN/TASK of --init."""
+    """Answer a file of the user with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -1399,32 +1396,32 @@ def score_of(line):
 
 def judge(model, data, cfg):
     """Perf(.) of Eq. 4: {score, scores by task, diverged}."""
-    # D15: the fitness is the mean over the tasks; the paper names its two proxy tasks (Sec. 3.5),
-    # not how they make one fitness
+    # D15: the fitness is the mean over the tasks. The paper names its two proxy tasks (Sec. 3.5),
+    # but not how they form one fitness
     try:
         scores = {name: proxy_score(model, name, data, cfg) for name in data.tasks}
-    except Diverged:  # the worst score, and the search goes on
+    except Diverged:  # the worst score
         return {"score": -1.0, "scores": {}, "diverged": True}
     return {"score": statistics.fmean(scores.values()), "scores": scores, "diverged": False}
 
 
-# predict([Arch]) -> [milliseconds]; reference and limit in milliseconds
+# predict([Arch]) -> [milliseconds]. reference and limit are in milliseconds
 Latency = namedtuple("Latency", "predict reference limit")
-# the settings that a latency depends on; it also depends on the processor and the architecture
+# settings that a latency depends on, besides the processor and the architecture
 MACHINE = ("latency_device", "latency_threads", "latency_batch", "latency_length", "reference")
-DRIFT = 0.1  # relative change of the reference's latency that is printed
-DOUBTFUL = 0.2  # mean relative error of a predictor that is told
+DRIFT = 0.1  # relative change of the reference's latency that causes a warning
+DOUBTFUL = 0.2  # mean relative error of a predictor that causes a warning
 
 
 def warn_of_drift(low, high, cfg):
-    """Warn where two timings of the reference differ by more than DRIFT."""
+    """Warn if two timings of the reference differ by more than DRIFT."""
     if high > (1 + DRIFT) * low:
         warnings.warn(f"the reference {cfg.reference} takes {low:.3g} to {high:.3g} ms: the "
                       "machine is busy; latencies count in relation to the reference")
 
 
 def latencies_of_init(cfg, machine):
-    """The latency.json of --init's run if it was measured on such a machine, else None."""
+    """The latency.json of --init's run if measured on such a machine, else None."""
     for folder in (Path(cfg.init), Path(cfg.init).parent) if cfg.init else ():
         path = folder / "latency.json"
         kept = read_json(path, dict) if path.exists() else {}
@@ -1434,10 +1431,9 @@ def latencies_of_init(cfg, machine):
 
 
 def measure_latencies(cfg, path):
-    """What time_rounds measures of the smallest and of random architectures; --init's where they
-    were measured on the same machine. The file keeps it, and a killed run continues after the last
-    group."""
-    device = pick_device(cfg.latency_device)  # UserError where there is none
+    """The timings of time_rounds for the smallest and for random architectures, or --init's from
+    the same machine. The file keeps them, so that a killed run continues after the last group."""
+    device = pick_device(cfg.latency_device)  # UserError if there is none
     here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     machine = {"processor": here, **{name: getattr(cfg, name) for name in MACHINE}}
     kept = read_json(path, dict) if path.exists() else latencies_of_init(cfg, machine)
@@ -1459,7 +1455,8 @@ def measure_latencies(cfg, path):
 
 
 def fit_predictor(archs, milliseconds, cfg):
-    """(Predictor, its mean relative error). The last fifth of the architectures shows the error."""
+    """(Predictor, its mean relative error). The last fifth of the architectures measures the
+    error."""
     unseen = math.ceil(len(archs) / 5)
     predict = Predictor(cfg.latency_length).fit(
         archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
@@ -1470,14 +1467,14 @@ def fit_predictor(archs, milliseconds, cfg):
 
 
 def limit_flag(cfg):
-    """The flag that sets the limit, as it is written."""
+    """The flag that sets the limit, as written."""
     if cfg.latency_limit:
         return f"--latency_limit {cfg.latency_limit:g}"
     return f"--speedup {cfg.speedup:g}"
 
 
 def learn_latency(cfg, run):
-    """Phase 2: the Latency of this machine. Raises UserError where nothing meets the limit."""
+    """Phase 2: the Latency of this machine. Raises UserError if nothing meets the limit."""
     times = measure_latencies(cfg, run.folder / "latency.json")
     references = sorted(references_of(times))
     reference = statistics.median(references)
@@ -1498,8 +1495,8 @@ def learn_latency(cfg, run):
 
 
 def check_limit(latency, cfg, run):
-    """Print the limit and the range of latencies. Raises UserError where the strategy finds nothing
-    within the limit; it names a limit that works."""
+    """Print the limit and the range of latencies. Raises UserError, which names a limit that works,
+    if the strategy finds nothing within the limit."""
     predict, reference, limit = latency
     smallest = smallest_arch(search_space(cfg))
     fastest, slowest = predict([smallest, parse_arch(cfg.largest)])
@@ -1519,7 +1516,7 @@ def check_limit(latency, cfg, run):
 
 
 def evolve(superplm, latency, data, cfg, run):
-    """Phase 3: Alg. 2, or another strategy. Returns the history, as propose() reads it."""
+    """Phase 3: Alg. 2, or another strategy. Returns the history."""
     history = []
 
     def work(arch):
@@ -1559,8 +1556,8 @@ def time_finalist(arch, latency, cfg):
 
 
 def within_limit(archs, timed, limit, count):
-    """The first `count` of the architectures (text) that meet the limit when they are measured, as
-    lines of time_finalist. timed(arch): the line of an architecture."""
+    """The first `count` architectures (text) with a measured latency within the limit, as lines of
+    time_finalist. timed(arch): the line of an architecture."""
     lines = []
     for arch in archs:
         line = timed(arch)
@@ -1573,7 +1570,7 @@ def within_limit(archs, timed, limit, count):
 
 def berts_rule(cfg, predict, limit):
     """BERT's rule, d^f = 4 d^m and d^q|k|v = d^m: its architectures within the SuperPLM that are
-    predicted to meet the limit, the slowest first."""
+    predicted within the limit, the slowest first."""
     space = search_space(cfg)
     top = parse_arch(cfg.largest)
     archs = [Arch(layers, qkv, 4 * qkv, heads, qkv)
@@ -1584,16 +1581,16 @@ def berts_rule(cfg, predict, limit):
 
 
 def confirm(history, latency, cfg, run):
-    """{kind: lines}: "searched", the best architectures of the history that meet the limit when
-    they are measured, at most --winners; and to compare with, "BERT's rule" and "random sample",
-    the best of the first generation. Raises UserError where nothing meets the limit."""
-    # D4: the evolution checks the limit by predictions alone; here the winners are measured
+    """{kind: lines}: "searched", at most --winners best architectures of the history with a
+    measured latency within the limit. For comparison, "BERT's rule" and "random sample", the best
+    of the first generation. Raises UserError if nothing meets the limit."""
+    # D4: the evolution checks the limit by predictions. The winners are measured
     path = run.folder / "finalists.json"
     if path.exists():
         return read_json(path)
     ranked = sorted(history, key=score_of, reverse=True)
     ranked = [line for line in ranked if not line["diverged"]]
-    # the kinds may share an architecture, which is measured once
+    # kinds may share an architecture, which is measured once
     timed = functools.cache(lambda arch: time_finalist(arch, latency, cfg))
     winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
     searched = within_limit([line["arch"] for line in ranked], timed, latency.limit, winners)
@@ -1629,7 +1626,7 @@ def train_finalists(superplm, finalists, data, cfg, run):
 
 
 def judge_finalists(models, data, cfg, run):
-    """{architecture (text): what judge() says of its model, and the held-out loss}."""
+    """{architecture (text): the result of judge() and the held-out loss}."""
 
     def work(arch):
         result = judge(models[arch], data, cfg)
@@ -1643,9 +1640,9 @@ def judge_finalists(models, data, cfg, run):
 
 def choose_best(finalists, results, data, cfg):
     """best.json: the best of the searched finalists, and a table of the best of each kind. Raises
-    Diverged where all searched ones diverged."""
-    # D19: the best winner has the best score on the search's own dev examples, so that best.json's
-    # score is no estimate for new ones; the paper does not say how one of its three is chosen
+    Diverged if all searched ones diverged."""
+    # D19: the best winner is chosen by the search's own dev examples, so best.json's score is not
+    # an estimate for new ones. The paper does not say how it chooses among three
     table = {}
     for kind, lines in finalists.items():
         if lines:
@@ -1655,7 +1652,7 @@ def choose_best(finalists, results, data, cfg):
     best = table["searched"]
     if best["diverged"]:
         raise Diverged("all winners")
-    # MLM-saved has none: it is relative to a uniform guess
+    # MLM-saved has none, since it is relative to a uniform guess
     majority = {name: task.majority_baseline for name, task in data.tasks.items() if task}
     return {**best, "baselines": majority, "table": table}
 
@@ -1671,8 +1668,8 @@ def comparison(table):
 
 
 def pareto(history):
-    """All candidates as text, the fastest first, and as an SVG drawing; a * and a line mark those
-    that no faster one surpasses."""
+    """All candidates as text, the fastest first, and as an SVG drawing. A * and a line mark those
+    with a better score than all faster ones."""
     lines = ["  predicted ms    score  shape"]
     points = []
     front = []
@@ -1738,7 +1735,7 @@ def search(cfg, command):
                 data = open_data(cfg, run, names, text)
                 cfg = resolve_data(cfg, data)
             run.save_settings(cfg)
-            if phase != "superplm":  # first, so that a limit that nothing meets costs no training
+            if phase != "superplm":  # first, so that an impossible limit costs no training
                 latency = on_main(ranks, learn_latency, cfg, run)
             if phase == "latency":
                 return run.print_result(cfg, "latency.json", *words_of_search(phase), same=())
@@ -1801,9 +1798,9 @@ def export(cfg, command):
 
 
 def step_flops(cfg):
-    """FLOPs of the forward passes of a sequence in a step, of all sub-models, the mean of 1,000
-    steps. A teacher is not counted."""
-    masked = round(MASK_RATE * cfg.length)  # the head runs at masked positions alone
+    """FLOPs of the forward passes of a sequence in a step, for all sub-models, averaged over 1,000
+    steps. Excludes a teacher."""
+    masked = round(MASK_RATE * cfg.length)  # the head runs only at masked positions
     total = 0
     for step in range(1000):
         for arch in draw_archs(cfg, step, 0):
@@ -1813,7 +1810,7 @@ def step_flops(cfg):
 
 
 def describe(cfg, command):
-    """Print one JSON object on --arch or the SuperPLM (of --init), and on its training."""
+    """Print one JSON object on --arch or the SuperPLM (of --init) and its training."""
     cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
     arch = parse_arch(cfg.arch or cfg.largest)
     parts = parameters(arch, cfg.vocab_size)
@@ -1825,7 +1822,7 @@ def describe(cfg, command):
         "arch": str(arch),
         "parameters": count,
         "parts": parts,
-        "steps": steps,  # that the days are for
+        "steps": steps,  # for the days
         "flops": flops(arch, cfg.latency_length),
         "flops_counting": flops.__doc__,
         **training_cost(cfg, count, step_flops(cfg), activations, logits, steps,
@@ -1863,7 +1860,7 @@ ACTIONS = {
 
 
 def check(cfg, command):
-    """UserError where flags contradict each other."""
+    """UserError if flags contradict each other."""
     action = command.action
     if {"speedup", "latency_limit"} <= command.given:
         raise UserError("--speedup and --latency_limit: give one of them")
