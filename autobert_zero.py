@@ -1456,7 +1456,7 @@ def run_search(cfg, command):
         if not run.finished():
             data = open_texts(cfg, command, ranks, run.folder)
             cfg = resolve_data(cfg, command, data)
-            run.save_settings(cfg)
+            run.save_settings(cfg, trained=trained_positions(source, cfg))
             data = open_proxies(names, cfg, data)
             print_plan(run, data, cfg)
             run.finish(search_and_train_again(source, run, data, cfg))
@@ -1839,8 +1839,7 @@ def pretrain(cfg, command):
         if not run.finished():
             data = open_texts(cfg, command, ranks, run.folder)
             cfg = resolve_data(cfg, command, data)
-            before = source.trained if source else 0
-            run.save_settings(cfg, trained=max(before, cfg.length))
+            run.save_settings(cfg, trained=trained_positions(source, cfg))
             run.finish(pretrain_language_model(source, data, cfg, run))
         result = run.finished()
         accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
@@ -1937,6 +1936,12 @@ def resolve_data(cfg, command, data):
         return cfg
     sequences = EPOCHS * data.train.slots(cfg.length - 3)
     return dataclasses.replace(cfg, steps=math.ceil(sequences / cfg.batch))
+
+
+def trained_positions(source, cfg):
+    """The number of trained positions after a training: --init's, or those of its sequences."""
+    times = short_times(cfg) if short_steps(cfg) == cfg.steps else 1  # --short 1
+    return max(source.trained if source else 0, cfg.length // times)
 
 
 def start_from(model, source):

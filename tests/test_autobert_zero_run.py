@@ -183,3 +183,11 @@ def test_positions_are_copied_once_where_short_sequences_end(ready, tmp_path, mo
     words = ("--arch", ARCH, "--layers", "2", "--short", "0.5", "--steps", "4", "--length", "32")
     assert abz.main(arguments(ready, "--pretrain", tmp_path / "run", *words)) == 0
     assert same == [False, False, True, False]
+    assert read_json(tmp_path / "run/config.json")["trained"] == 32
+
+
+@pytest.mark.parametrize("short, trained", [(0.99, 8), (1, 8), (0.5, 32)])
+def test_the_positions_of_the_longest_sequences_count_as_trained(short, trained):
+    cfg = abz.Config(length=32, steps=4, short=short)
+    assert abz.trained_positions(None, cfg) == trained
+    assert abz.trained_positions(SimpleNamespace(trained=64), cfg) == 64
