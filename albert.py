@@ -2,7 +2,7 @@
 Gimpel, Sharma, Soricut; ICLR 2020, arXiv:1909.11942). Official code: google-research/ALBERT at
 b772393.
 
-BERT with far fewer parameters: tokens are embedded in E dimensions and mapped to H, and all layers
+BERT with far fewer parameters. Tokens are embedded in E dimensions and mapped to H, and all layers
 share one set of weights. Sentence-order prediction replaces next-sentence prediction: are two
 segments in their original order or swapped?
 
@@ -53,74 +53,74 @@ class Config:
     override presets, and presets override defaults. The defaults are the preset base; the command
     line starts from the preset demo."""
     preset: str = "base"  # demo | base | large | xlarge | xxlarge | bert-base | bert-large
-    out: str = ""  # run folder; default runs/albert-ACTION-PRESET
+    out: str = ""  # run folder. Default: runs/albert-ACTION-PRESET
     restart: bool = False  # delete the run in the run folder and start again
-    seed: int = 0  # of all random numbers
-    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps | xpu; mps, xpu: not tested
+    seed: int = 0  # random seed
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile the model of --pretrain
-    accumulate: int = 1  # micro-batches a step; --pretrain: at least one a process [>= 1]
+    accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
     recompute: bool = False  # activation recomputation: store only the inputs of layers
-    dry_run: bool = False  # two real steps of every phase; flags that are given count
-    tensorboard: bool = False  # the log in RUN/tensorboard too: pip install tensorboard
-    init: str = ""  # where to start: a run folder, its folder of a task, a Hugging Face folder
-    # data; default: the demo data
+    dry_run: bool = False  # run two steps of every phase, unless flags say otherwise
+    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
+    init: str = ""  # run folder, a task's folder in one, or Hugging Face folder to start from
+    # data, by default the demo data
     corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
     glue: str = ""  # folder of the GLUE tasks, official layout
     squad: str = ""  # folder of train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
-    tokenizer: str = ""  # spiece.model or vocab.txt; default: of --init, else trained on the corpus
+    tokenizer: str = ""  # spiece.model or vocab.txt. Default: --init's, else trained on the corpus
     vocab_size: int = 30000  # subwords, Sec. 4.1 [>= 1]
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
-    train_examples: int = 0  # training examples of each task; 0: all
-    # model; with --init the shape of that model
-    layers: int = 12  # L, Table 1; more than in --init: a depth warm start, Table 11 [1, 1000]
+    train_examples: int = 0  # training examples of each task (0: all)
+    # model (with --init, the shape of that model)
+    layers: int = 12  # L, Table 1. More than in --init: a depth warm start, Table 11 [1, 1000]
     hidden: int = 768  # H [>= 1]
     heads: int = 12  # H / 64, Sec. 3.1 [>= 1]
     ffn: int = 3072  # 4 H, Sec. 3.1 [>= 1]
-    embedding: int = 128  # E, Table 3; 0: H; E = H has no mapping, as in BERT
+    embedding: int = 128  # E, Table 3. 0: H. E = H has no mapping, as in BERT
     mapped: bool = False  # a mapping even where E = H, as in Hugging Face's ALBERT (D9)
     share: Literal["all", "attention", "ffn", "none"] = "all"  # what the layers share, Table 4
-    groups: int = 1  # groups of layers that share weights; L / groups is the M of Sec. 4.5 [>= 1]
+    groups: int = 1  # groups of layers that share weights. L / groups is the M of Sec. 4.5 [>= 1]
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: tanh form, ALBERT's
     positions: int = 512  # longest input [>= 1]
-    init_std: float = 0.02  # of new weights; 0.1 for H = 64 (0, 1)
-    dropout: float = 0.1  # hidden and attention, --pretrain; 0 in long runs (Sec. 4.8), v2 [0, 1)
-    dropout_steps: int = 0  # steps after which dropout is removed (Sec. 4.8, Fig. 2b); 0: never
+    init_std: float = 0.02  # of new weights. 0.1 for H = 64 (0, 1)
+    dropout: float = 0.1  # hidden and attention, --pretrain. 0 in long runs (Sec. 4.8), v2 [0, 1)
+    dropout_steps: int = 0  # steps after which dropout is removed (Sec. 4.8, Fig. 2b). 0: never
     # pre-training
     objective: Literal["sop", "nsp", "none"] = "sop"  # next to masked words, Table 5
-    length: int = 512  # tokens of a sequence, special ones included, Sec. 4.1 [>= 8]
+    length: int = 512  # tokens per sequence, special ones included, Sec. 4.1 [>= 8]
     steps: int = 125000  # Sec. 4.1 [>= 1]
-    batch: int = 4096  # sequences a step, Sec. 4.1 [>= 1]
+    batch: int = 4096  # sequences per step, Sec. 4.1 [>= 1]
     lr: float = 1.76e-3  # peak learning rate for a batch of 4,096, Sec. 4.1 (D19) [> 0]
     warmup: float = 0.025  # fraction of the steps: 3,125 of 125,000 (official code) [0, 1)
-    weight_decay: float = 0.01  # not of biases and LayerNorms (official code); --finetune too
-    save_every: int = 1000  # steps between checkpoints, and between evaluations [>= 1]
-    save_minutes: float = 0  # minutes between further checkpoints; 0: none
+    weight_decay: float = 0.01  # not for biases and LayerNorms (official code). Also in --finetune
+    save_every: int = 1000  # steps between checkpoints and evaluations [>= 1]
+    save_minutes: float = 0  # minutes between additional checkpoints (0: none)
     dev_examples: int = 1024  # held-out sequences of an evaluation, rounded up to 64s [>= 1]
-    # fine-tuning; default: by the recipe
-    recipe: Literal["table14", "v2", "demo"] = "table14"  # default: by the model of --init
+    # fine-tuning, by default as in the recipe
+    recipe: Literal["table14", "v2", "demo"] = "table14"  # default: as --init's model
     finetune_epochs: float | None = None  # passes over the examples, not Table 14's steps [> 0]
-    finetune_batch: int | None = None  # examples a step [>= 1]
+    finetune_batch: int | None = None  # examples per step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
     finetune_warmup: float | None = None  # fraction of the steps [0, 1)
-    finetune_length: int | None = None  # tokens of an input [>= 8]
+    finetune_length: int | None = None  # tokens per input [>= 8]
     finetune_dropout: float | None = None  # hidden and attention dropout [0, 1)
-    runs: int = 1  # of each task; the median is reported (D20) [>= 1]
-    eval_every: int = 0  # steps between evaluations; the best one counts; 0: up to 20 in all
+    runs: int = 1  # seeds of each task. The median is reported (D20) [>= 1]
+    eval_every: int = 0  # steps between evaluations, of which the best counts. 0: up to 20 in all
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged
 
 
 LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
-    "demo": dict(  # minutes on two cores; lr: 4.4e-3 for batch 32
+    "demo": dict(  # minutes on two cores. lr: 4.4e-3 for batch 32
         vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60,
         positions=128, init_std=0.1, dropout=0.0,
         length=64, steps=10000, batch=32, lr=0.05, warmup=0.1,
         recipe="demo", eval_every=200),
     "base": dict(),
     "large": LARGE,
-    # D12*: xlarge has H / 64 = 32 heads (Sec. 3.1); the released one has 16
+    # D12*: xlarge has H / 64 = 32 heads (Sec. 3.1). The released one has 16
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),
     # D17: xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote 5):
     # train with --layers 6, then --init that run with --layers 12
@@ -131,13 +131,13 @@ PRESETS = {
 }
 MODELS = "init", "tokenizer", "ensemble"  # flags that name models
 CLIP = 1.0  # largest gradient norm (official code)
-# D3*: 15% of the tokens are predicted, 77 of 512; the official code has at most 20
+# D3*: 15% of the tokens are predicted, 77 of 512. The official code has at most 20
 MASKED = 0.15
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
 SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 HEAD_DROPOUT = 0.1  # before a task's head, Table 14
-FIRST_TOKENS = 200_000  # most sequences from which the first-token baseline learns
-EVALUATED = 64  # sequences of a batch in an evaluation
+FIRST_TOKENS = 200_000  # the most sequences for the first-token baseline
+EVALUATED = 64  # sequences per batch of an evaluation
 
 
 def check_shape(cfg):
@@ -160,7 +160,7 @@ ACTIVATIONS = {
 
 
 def init_weights(std, *roots):
-    """Truncated normal, cut at two standard deviations; biases 0 (official code)."""
+    """Truncated normal, cut at two standard deviations. Biases are 0 (official code)."""
     for module in nn.ModuleList(roots).modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
@@ -175,7 +175,7 @@ def gather_positions(x, positions):
 
 
 def autocast_once(x):
-    """x in autocast's dtype: one conversion of float32 states for several linear maps."""
+    """x in autocast's dtype, to convert float32 states once for several linear maps."""
     kind = x.device.type
     if x.is_meta or not torch.is_autocast_enabled(kind):
         return x
@@ -185,20 +185,20 @@ def autocast_once(x):
 class Attention(nn.Module):
     """Multi-head attention, residual, LayerNorm.
 
-    queries: (B, M, H), states of x at which the output is computed. x: (B, T, H). mask: (B, 1, 1,
-    T), True at visible tokens, or None. Returns (B, M, H). """
+    queries: (B, M, H), states of x to compute the output at. x: (B, T, H). mask: (B, 1, 1, T), True
+    at visible tokens, or None. Returns (B, M, H)."""
 
     def __init__(self, cfg):
         super().__init__()
         self.heads = cfg.heads
-        # matrices of their own: LAMB adapts the learning rate of each
+        # separate matrices, since LAMB adapts the learning rate of each
         self.query = nn.Linear(cfg.hidden, cfg.hidden)
         self.key = nn.Linear(cfg.hidden, cfg.hidden)
         self.value = nn.Linear(cfg.hidden, cfg.hidden)
         self.output = nn.Linear(cfg.hidden, cfg.hidden)
         self.norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
         # D15*: one dropout rate for attention and hidden states, as in all configurations of the
-        # paper; the official code has two settings
+        # paper. The official code has two settings
         self.dropout = nn.Dropout(cfg.dropout)
 
     def split_heads(self, x):
@@ -233,16 +233,16 @@ class FeedForward(nn.Module):
 
 
 def blocks(cfg):
-    """Attention blocks and feed-forward blocks from which the L layers are built (Table 4)."""
+    """The numbers of attention and feed-forward blocks for the L layers (Table 4)."""
     return [cfg.groups if cfg.share in ("all", part) else cfg.layers
             for part in ("attention", "ffn")]
 
 
 class Encoder(nn.Module):
-    """Factorised embeddings and L layers, built from fewer blocks where layers share weights.
+    """Factorised embeddings and L layers, built from fewer blocks if layers share weights.
 
-    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5). With one block, all
-    12 layers use it; with two, layers 0 to 5 use the first, and layers 6 to 11 the second."""
+    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5). All 12 layers use a
+    single block. With two blocks, layers 0 to 5 use the first, and layers 6 to 11 the second."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -256,8 +256,8 @@ class Encoder(nn.Module):
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # D9: there is no mapping E x H (Sec. 3.1) where E = H. This matches Table 3's 31M and the
-        # official code. Folders of Hugging Face have one
+        # D9: there is no mapping E x H (Sec. 3.1) if E = H. This matches Table 3's 31M and the
+        # official code. Hugging Face folders have one
         mapped = cfg.mapped or E != cfg.hidden
         self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
@@ -340,7 +340,7 @@ class LanguageModel(nn.Module):
 
 
 # Models of tasks, with their losses. A batch has ids, token_type_ids (B, T), lengths (B,) unless
-# there is no padding, and more; SQuAD's p_mask (B, T) is True where no answer can start or end.
+# there is no padding, and more. SQuAD's p_mask (B, T) is True where no answer can start or end.
 
 
 class Classifier(nn.Module):
@@ -370,7 +370,7 @@ class Classifier(nn.Module):
 
 
 class MultipleChoice(Classifier):
-    """RACE (App. A.3): one output for each option, softmax over them.
+    """RACE (App. A.3): one output per option, softmax over the options.
 
     ids, token_type_ids (B, C, T) -> (B, C).
     """
@@ -383,12 +383,12 @@ class MultipleChoice(Classifier):
 
 
 class SpanModel(nn.Module):
-    """SQuAD v1.1 (App. A.3): a start and an end logit for each token, (B, T, 2)."""
+    """SQuAD v1.1 (App. A.3): a start and an end logit per token, (B, T, 2)."""
 
     def __init__(self, cfg):
         super().__init__()
         self.encoder = Encoder(cfg)
-        # D13: no dropout before SQuAD v1.1's head, as in the official code; Table 14 gives it 0.1
+        # D13: no dropout before SQuAD v1.1's head, as in the official code. Table 14 gives it 0.1
         self.span = nn.Linear(cfg.hidden, 2)
         init_weights(cfg.init_std, self.span)
 
@@ -402,7 +402,7 @@ class SpanModel(nn.Module):
 
 
 class AnswerModel(nn.Module):
-    """SQuAD v2.0, XLNet's head (App. A.3): the end is scored given the start, and a classifier
+    """SQuAD v2.0, XLNet's head (App. A.3). The end is scored given the start, and a classifier
     scores "no answer"."""
 
     def __init__(self, cfg, beams=5):
@@ -420,8 +420,8 @@ class AnswerModel(nn.Module):
         init_weights(cfg.init_std, self.answer)
 
     def read(self, batch):
-        """States (B, T, H), start logits (B, T) and the score of "no answer" (B,), high where the
-        question has no answer."""
+        """States (B, T, H), start logits (B, T) and scores of "no answer" (B,), high for
+        unanswerable questions."""
         x = self.encoder(batch["ids"], batch["token_type_ids"], batch.get("lengths"))
         start = self.answer.start(x)[..., 0].float()  # (B, T)
         start = start.masked_fill(batch["p_mask"], -1e30)
@@ -435,8 +435,8 @@ class AnswerModel(nn.Module):
     def end_logits(self, x, starts, p_mask):
         """End logits (B, K, T) given the starts (B, K).
 
-        The map of [token; start] is a map of the token plus a map of the start, so the pairs need
-        no (B, K, T, 2H) tensor. """
+        The map of [token; start] is a map of the token plus a map of the start, which avoids a (B,
+        K, T, 2H) tensor."""
         H = x.shape[-1]
         mix = self.answer.end_mix
         tokens = F.linear(x, mix.weight[:, :H])  # (B, T, H)
@@ -457,8 +457,8 @@ class AnswerModel(nn.Module):
         return (start_loss + end_loss) / 2 + null_loss / 2
 
     def forward(self, batch):
-        """Beam search, the best ends of each of the best starts: starts, ends, scores (B, K * K),
-        null scores (B,)."""
+        """Beam search, the best ends for each of the best starts. Returns starts, ends, scores (B,
+        K * K), null scores (B,)."""
         x, start, null = self.read(batch)
         start_scores, starts = start.log_softmax(-1).topk(self.beams)  # (B, K)
         end = self.end_logits(x, starts, batch["p_mask"])  # (B, K, T)
@@ -469,7 +469,7 @@ class AnswerModel(nn.Module):
 
 
 def count(module):
-    """Parameters of a module, shared ones once."""
+    """Parameters of a module, counting shared ones once."""
     return sum(value.numel() for value in module.parameters())
 
 
@@ -496,10 +496,10 @@ def flops(cfg):
 
 
 def join(segment_a, length_a, segment_b, length_b, tokenizer):
-    """[CLS] A [SEP] B [SEP] (Sec. 4.1), or [CLS] A [SEP] where length_b is 0.
+    """[CLS] A [SEP] B [SEP] (Sec. 4.1), or [CLS] A [SEP] if length_b is 0.
 
-    segment_a, segment_b: (B, width) tokens; length_a, length_b: (B,) their lengths. Returns ids
-    (B, T), with T = width + 3, token_type_ids (B, T), which are 1 in B and its [SEP], and lengths
+    segment_a, segment_b: (B, width) tokens. length_a, length_b: (B,) their lengths. Returns ids (B,
+    T), with T = width + 3, token_type_ids (B, T), which are 1 in B and its [SEP], and lengths
     (B,)."""
     size, width = segment_a.shape
     positions = torch.arange(width + 3).expand(size, -1)  # (B, T)
@@ -520,11 +520,11 @@ def join(segment_a, length_a, segment_b, length_b, tokenizer):
 def sentence_pairs(segments, tokenizer, objective, generator):
     """Two segments as one input, and their label (Sec. 3.1, Inter-sentence coherence loss).
 
-    segments: data.corpus.Segments: segment_a, segment_b and other (from another document), each
-    (B, width), with their lengths length_a, length_b, length_other (B,), 0 for none. Returns ids,
-    token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none. """
+    segments: data.corpus.Segments: segment_a, segment_b and other (from another document), each (B,
+    width), with lengths length_a, length_b, length_other (B,), 0 for none. Returns ids,
+    token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none."""
     original = segments.segment_a, segments.length_a, segments.segment_b, segments.length_b
-    # D1*: a text without a sentence boundary is one segment and has no label; the official code
+    # D1*: a text without a sentence boundary is one segment and has no label. The official code
     # pairs it with another document and calls that "swapped"
     labelled = segments.length_b > 0  # (B,)
     if objective == "sop":  # 0: in their order, 1: swapped
@@ -551,14 +551,14 @@ def ngram_lengths(shape, generator):
 
 
 def find_words(ids, tokenizer):
-    """Which tokens of ids (B, T) begin a word, (B, T) bool, and the position after the last token
-    of each token's word, (B, T), -1 for special tokens."""
+    """(B, T) bool, which tokens of ids (B, T) begin a word, and (B, T), the position after each
+    token's word, -1 for special tokens."""
     T = ids.shape[1]
     text = ids != tokenizer.pad_id
     text &= ids != tokenizer.cls_id
     text &= ids != tokenizer.sep_id
-    # a token begins a word if the vocabulary says so, starts_word (V,), or as the first of its
-    # segment
+    # a token begins a word if the vocabulary says so, starts_word (V,), or if it is the first of
+    # its segment
     begins = torch.as_tensor(tokenizer.starts_word)[ids]
     begins |= ~F.pad(text, (1, 0))[:, :T]
     begins &= text
@@ -576,8 +576,8 @@ def spend_budget(budget, starts, sizes, ends):
     for start, size in zip(starts, sizes):
         stop = start
         for _ in range(size):
-            # D2*: n-grams stay inside a segment, since a special token is no word; in the official
-            # code they run across [SEP]
+            # D2*: n-grams stay inside a segment, since a special token is not a word. In the
+            # official code they cross [SEP]
             end = ends[stop] if stop < len(ends) else -1
             if end < 0 or end - start > budget:
                 break
@@ -594,20 +594,20 @@ def pick_ngrams(ids, tokenizer, budget, generator):
     """The tokens to predict, (B, T) bool: n-grams of whole words at random positions, until the
     budget (B,) of tokens of each sequence is spent.
 
-    As in the official code, an n-gram that does not fit the budget is shortened, and an n-gram that
-    contains a chosen word is refused. A sequence with a budget of 6 tokens, in which [CLS] and
-    [SEP] count as words 0, 5 and 8:
+    As in the official code, an n-gram that does not fit the budget is shortened, and an n-gram with
+    a chosen word is refused. A sequence with a budget of 6 tokens, where [CLS] and [SEP] count as
+    words 0, 5 and 8:
 
         [CLS]  the  white  house  corre ##spon ##dents  [SEP]  left  home  [SEP]
           0     1     2      3      4     4       4       5     6     7      8
 
-    N-grams are tried that begin at words 3, 2, 7 and 1, in this order, the first of 3 words, the
-    others of 2. At word 3: words 3 and 4 are chosen, 4 tokens; word 5 is a [SEP]. At word 2: words
-    2 and 3 are refused, as 3 is chosen. At word 7: it is chosen alone. At word 1: one token of the
-    budget is left, so the n-gram is shortened to word 1. """
+    N-grams are tried at words 3, 2, 7 and 1, in this order, the first of 3 words, the others of 2.
+    At word 3: words 3 and 4 are chosen, 4 tokens, since word 5 is a [SEP]. At word 2: words 2 and 3
+    are refused, since 3 is chosen. At word 7: it is chosen alone. At word 1: one token of the
+    budget is left, so the n-gram is shortened to word 1."""
     begins, ends = find_words(ids, tokenizer)
     chance = torch.rand(ids.shape, generator=generator)
-    order = chance.masked_fill(~begins, 2.0).argsort(1)  # (B, T) first tokens of words come first
+    order = chance.masked_fill(~begins, 2.0).argsort(1)  # (B, T) first tokens of words first
     sizes = ngram_lengths(ids.shape, generator)
     columns = [begins.sum(1), budget, order, sizes, ends]
     chosen = [spend_budget(left, starts[:words], sizes, ends)
@@ -616,7 +616,7 @@ def pick_ngrams(ids, tokenizer, budget, generator):
 
 
 def masked_count(length):
-    """M, masked positions of a sequence of so many tokens (D3)."""
+    """M, the number of masked positions of a sequence (D3)."""
     return round(MASKED * length)
 
 
@@ -625,15 +625,15 @@ def mask_tokens(ids, tokenizer, generator):
     random token with 10%, and stays with 10%.
 
     ids: (B, T). Returns the changed ids, the masked positions and the original tokens there as
-    labels, both (B, M). A sequence with fewer masked tokens has labels of -100 in the rest. """
+    labels, both (B, M). Filler in sequences with fewer masked tokens has the label -100."""
     B = len(ids)
     M = masked_count(ids.shape[1])
     budget = MASKED * (ids != tokenizer.pad_id).sum(1)  # (B,)
     budget = budget.round().long().clamp(1, M)
-    # D14*: masks are drawn again in each pass; the official data hold 40 copies of each text with
+    # D14*: masks are drawn again in each pass. The official data hold 40 copies of each text with
     # fixed masks
     chosen = pick_ngrams(ids, tokenizer, budget, generator)
-    # the chosen ones first, from left to right
+    # chosen tokens first, from left to right
     masked_positions = chosen.int().argsort(dim=1, descending=True, stable=True)
     masked_positions = masked_positions[:, :M]
     used = chosen.gather(1, masked_positions)
@@ -683,9 +683,9 @@ class Lamb(torch.optim.Optimizer):
         m = b1 m + (1 - b1) g                 v = b2 v + (1 - b2) g^2
         u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
-    So a tensor moves by about the fraction lr of its own norm. The trust ratio |w| / |u| has no
-    bound and is 1 where a norm is 0. Biases and LayerNorms have neither decay nor ratio.
-    adapt=False leaves the ratio out everywhere: BERT's AdamW, for fine-tuning (official code). """
+    So a tensor moves by about the fraction lr of its own norm. The trust ratio |w| / |u| is
+    unbounded, and 1 if a norm is 0. Biases and LayerNorms have neither decay nor ratio. adapt=False
+    omits the ratio everywhere: BERT's AdamW, for fine-tuning (official code)."""
     B1 = 0.9
     B2 = 0.999
     EPS = 1e-6
@@ -708,7 +708,7 @@ class Lamb(torch.optim.Optimizer):
                 if not state:
                     state["m"] = torch.zeros_like(w)
                     state["v"] = torch.zeros_like(w)
-                # D18: LAMB has no bias correction of m and v, as in the official code; You et al.
+                # D18: LAMB has no bias correction of m and v, as in the official code. You et al.
                 # have it
                 state["m"].lerp_(w.grad, 1 - self.B1)
                 state["v"].mul_(self.B2)
@@ -724,40 +724,41 @@ class Lamb(torch.optim.Optimizer):
 
 
 def schedule(step, steps, warmup):
-    """Fraction of the peak learning rate at a step, counted from 0: linear up over warmup x steps,
-    then a linear decay that counts from step 0, so the rate drops between them (official code)."""
+    """Fraction of the peak learning rate at a step, counted from 0. Linear warm-up over warmup x
+    steps, then a linear decay counted from step 0, so the rate drops between them (official
+    code)."""
     rise = round(warmup * steps)
     return step / rise if step < rise else 1 - step / steps
 
 
 def learning_rate(step, cfg):
     """The learning rate of a step of pre-training (Sec. 4.1)."""
-    # D19: the learning rate is scaled with the square root of the batch size (You et al.); the
-    # paper has batches of 4,096 alone
+    # D19: the learning rate is scaled with the square root of the batch size (You et al.). The
+    # paper has only batches of 4,096
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)
     return peak * schedule(step, cfg.steps, cfg.warmup)
 
 
 def cut_segments(corpus, cfg, objective, number, size):
-    """The text of `size` examples of the endless stream, from example `number` on, as
+    """The text of `size` examples of the endless stream, from example `number`, as
     data.corpus.Segments."""
-    # D11*: segments are whole sentences with nothing between them, so that no cut tells the order;
-    # two that do not fit have no label. The official code removes tokens at random ends
-    # D21*: a short sequence keeps two sentences, which may be longer than the drawn length
+    # D11*: segments are adjacent whole sentences, so that the cut cannot reveal the order. Two that
+    # do not fit have no label. The official code removes tokens at random ends
+    # D21*: a short sequence keeps two sentences, which may exceed the drawn length
     # D25*: NSP's other segment has about the size of the segment that it replaces, so that the size
-    # does not tell the label. The official code fills the sequence up
+    # does not reveal the label. The official code fills the sequence up
     return corpus.sentence_runs(number, size, cfg.length - 3, cfg.seed, SHORT,
                                 others=objective == "nsp")
 
 
 def language_batch(segments, tokenizer, cfg, objective, seed_number, device):
     """Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,) unless there is
-    no padding, masked_positions and their labels (B, M), order_labels (B,). Labels are -100 where
-    there is nothing to predict. seed_number: no two training batches have the same."""
+    no padding, masked_positions and labels (B, M), order_labels (B,). Label -100: nothing to
+    predict. seed_number: unique among training batches."""
     seed = seed_of(cfg.seed, "mask", objective, seed_number)
     generator = torch.Generator().manual_seed(seed)
     ids, token_type_ids, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
-    # T is rounded up, so that torch.compile and GPUs meet few widths
+    # rounds T up, so that torch.compile and GPUs meet few widths
     multiple = max(8, cfg.length // 8)
     width = math.ceil(int(lengths.max()) / multiple) * multiple
     ids, masked_positions, labels = mask_tokens(ids[:, :width], tokenizer, generator)
@@ -774,7 +775,7 @@ def language_batch(segments, tokenizer, cfg, objective, seed_number, device):
 
 
 def training_batches(data, cfg, ranks, begin):
-    """Yield the list of this process's micro-batches for each step from `begin` on.
+    """Yield this process's list of micro-batches for each step from `begin`.
 
     Text, masks and dropout of a micro-batch are the same for any number of processes with the same
     --accumulate.
@@ -797,16 +798,15 @@ def training_batches(data, cfg, ranks, begin):
 
 
 def count_labels(batch):
-    """What the two losses of a step are divided by (2,): masked tokens, and all sequences. With few
-    labelled sequences (D1) a mean over these alone would outweigh the masked words by noise."""
+    """The divisors of the two losses (2,): masked tokens, and all sequences. With few labelled
+    sequences (D1) a mean over these alone would add noise that outweighs the masked words."""
     masked_tokens = (batch["labels"] != -100).sum()
     sequences = masked_tokens.new_tensor(len(batch["ids"]))
     return torch.stack([masked_tokens, sequences])
 
 
 def summed_losses(network, batch, cfg):
-    """The losses of masked words and of sentence order (2,), summed over their labels (Sec. 3.1,
-    4.1)."""
+    """The losses of masked words and of sentence order (2,), summed over labels (Sec. 3.1, 4.1)."""
     with autocast(cfg.dtype, batch["ids"].device):
         logits, order_logits = network(batch)
     masked_words = summed_loss(logits.flatten(0, 1), batch["labels"].flatten())
@@ -815,7 +815,7 @@ def summed_losses(network, batch, cfg):
 
 
 def train_step(step, network, optimizer, batches, cfg, ranks):
-    """One step on this process's micro-batches. Returns {name: tensor ()}, whose means over the
+    """One step on this process's micro-batches. Returns {name: tensor ()}. Their means over the
     processes are both losses, the fraction of sequences with an order and the gradient norm."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
@@ -826,12 +826,12 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
             loss = summed_losses(network, batch, cfg) / totals
             loss.sum().backward()
         losses += loss.detach()
-    # D6*: the mean gradient of the batch is clipped once; the official code clips the gradient of
+    # D6*: the mean gradient of the batch is clipped once. The official code clips the gradient of
     # each replica and adds them
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
-    # totals[1] is all sequences / processes, so the mean over the processes is a fraction of all
+    # totals[1] is all sequences / processes, so the mean over the processes is the overall fraction
     ordered = sum((batch["order_labels"] != -100).sum() for batch in batches) / totals[1]
     return {"mlm_loss": losses[0], "order_loss": losses[1], "ordered": ordered, "norm": norm}
 
@@ -845,8 +845,7 @@ def remove_dropout(model):
 
 
 def logged(means):
-    """What the log shows of Means: the order loss is the mean over the sequences with an order,
-    None without any."""
+    """Means as logged: the order loss is the mean over sequences with an order, or None."""
     loss = means["mlm_loss"] + means["order_loss"]
     ordered = means["ordered"]
     order_loss = means["order_loss"] / ordered if ordered else None
@@ -854,8 +853,8 @@ def logged(means):
 
 
 def train_language_model(model, data, cfg, run):
-    """Pre-train on data, a data.inputs.Data, from the newest checkpoint on. Raises Diverged, and
-    Stop after SIGTERM. The host waits for a GPU only where it logs, evaluates and saves."""
+    """Pre-train on data, a data.inputs.Data, from the newest checkpoint. Raises Diverged, and Stop
+    after SIGTERM. The host waits for a GPU only to log, evaluate and save."""
     ranks = run.ranks
     optimizer = Lamb(model.parameters(), lr=0.0, weight_decay=cfg.weight_decay)  # set in each step
     checkpoint = Checkpoint(
@@ -880,7 +879,7 @@ def train_language_model(model, data, cfg, run):
         stop, save, log = pace(done)
         dev = {}
         if pace.planned(done) and done < cfg.steps:
-            # evaluated before it is saved: a resumed run repeats it
+            # evaluates before saving, since a resumed run repeats it
             dev = evaluate_language_model(model, data, cfg, ranks)
         if log:
             values = logged(means.take(done))
@@ -899,11 +898,11 @@ def train_language_model(model, data, cfg, run):
 def evaluate_language_model(model, data, cfg, ranks):
     """The intrinsic tasks of Table 5: {"mlm_loss" in nats, "mlm_accuracy", "mlm_labels" (their
     number), and accuracy and labels of "nsp" and "sop"}. An accuracy without labels is None. One
-    two-way head answers both NSP and SOP."""
-    # D4: pre-training is evaluated on held-out documents; the paper has dev text of SQuAD and RACE
+    two-way head serves both NSP and SOP."""
+    # D4: pre-training is evaluated on held-out documents. The paper has dev text of SQuAD and RACE
     # (Sec. 4.2.1)
-    # D5: masked words are scored on pairs in their order, the same tokens for every objective; with
-    # the objective none the order head is not trained
+    # D5: masked words are scored on pairs in their order, on the same tokens for every objective.
+    # With the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
     result = {}
@@ -954,7 +953,7 @@ def pretrain(cfg, command):
 
 
 def print_scores(ranks, result, cfg):
-    """Print what pretrain_language_model returns."""
+    """Print the result of pretrain_language_model."""
     print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
     for name, baseline in result["baselines"].items():
         task = name.removesuffix("_accuracy")
@@ -968,7 +967,7 @@ def print_scores(ranks, result, cfg):
 
 
 def pretrain_language_model(source, data, cfg, run):
-    """Make the model, train and evaluate it; returns its scores and their baselines."""
+    """Build, train and evaluate the model. Returns its scores and their baselines."""
     check_pairs(data, cfg)
     seed_everything(cfg.seed, "pretrain", "weights")
     model = LanguageModel(cfg)
@@ -1003,21 +1002,21 @@ def check_pairs(data, cfg):
 
 # Weights to start from
 
-# settings: of the model; weights: by our names; task: the task whose head is among them, or "";
-# trained: positions that have been trained, None for all
+# settings: the model's. weights: by our names. task: the task whose head is included, or "".
+# trained: the number of trained positions, or None for all
 Pretrained = namedtuple("Pretrained", "path settings weights task trained")
 SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
          "positions")  # taken from --init
 # taken from --init, unless a flag differs
-# D29: --activation may differ, since configurations of the v1 models in Hugging Face folders say
+# D29: --activation may differ, since configurations of v1 models in Hugging Face folders say
 # "gelu", though the official code trained them with the tanh form (gelu_new)
 FREE = ("layers", "activation", "init_std", "dropout", "recipe")
 HEADS = ("head", "span", "answer")
 
 
 def load_pretrained(cfg, command):
-    """The model of --init as Pretrained: of a run folder of ours, a task's folder in one, or a
-    Hugging Face folder. None without --init. UserError if the action needs one."""
+    """The model of --init as Pretrained: a run folder, a task's folder in one, or a Hugging Face
+    folder. None without --init. UserError if the action needs one."""
     if not cfg.init:
         if command.action in ("predict", "export") or (
                 command.action == "finetune" and not cfg.ensemble):
@@ -1040,10 +1039,10 @@ def load_pretrained(cfg, command):
 
 
 def resolve(cfg, command, ranks, source):
-    """The settings of a run: those that follow from the model of --init, the action and the number
-    of processes are filled in. UserError if a flag contradicts the model, if no model has this
-    shape, or if its inputs are too long. Only the data's paths and the size of the vocabulary are
-    filled in later, since the vocabulary may be made in the run folder."""
+    """Fill in the settings that follow from the model of --init, the action and the number of
+    processes. UserError if a flag contradicts the model, if no model has this shape, or if inputs
+    are too long. Only the data's paths and the vocabulary size are filled in later, since the
+    vocabulary may be made in the run folder."""
     changes = {}
     if source:
         changes |= settings_from(cfg, command, source.settings, source.path, SHAPE, FREE)
@@ -1075,12 +1074,11 @@ def check_length(cfg, command):
 
 
 def resolve_data(cfg, source, tokenizer):
-    """The settings with the size of the vocabulary: the number of tokens of the tokenizer, or of
-    the embedding of --init."""
+    """The settings with the vocabulary size: the tokenizer's, or that of --init's embedding."""
     size = tokenizer.vocab_size
     if source:
         size = len(source.weights["encoder.token_embedding.weight"])
-        # a released model may have up to 127 more than its tokenizer
+        # a released model may have up to 127 tokens more than its tokenizer
         if not size - 128 < tokenizer.vocab_size <= size:
             raise UserError(f"{tokenizer.path}: the model of --init has {size} tokens; give its "
                             "own vocabulary with --tokenizer")
@@ -1088,8 +1086,8 @@ def resolve_data(cfg, source, tokenizer):
 
 
 def start_from(model, source, task=""):
-    """Copy the weights of a Pretrained into a model; returns a line on it. The encoder must fit
-    (UserError); a task's head is loaded if it is this task's and fits."""
+    """Copy the weights of a Pretrained into a model. Returns a line about it. UserError if the
+    encoder does not fit. The head is loaded if it is this task's and fits."""
     weights = source.weights
     if source.task not in ("", task):
         weights = {name: value for name, value in weights.items()
@@ -1104,12 +1102,12 @@ def start_from(model, source, task=""):
 
 @torch.no_grad()
 def extend_positions(model, trained, length):
-    """Copy the rows of the first `trained` positions (None: all) to those that follow, up to
-    `length`; returns a line about it, "" where none follow."""
-    # D26: rows of new positions are copies, over and over, as in Longformer (Beltagy et al. 2020);
-    # untrained ones hold up the training in longer sequences
-    # D28: --init with another --length trains in stages, such as short sequences first; the paper
-    # has sequences of 512 tokens alone
+    """Copy the rows of the first `trained` positions (None: all) to those after them, up to
+    `length`. Returns a line about it, or "" if there are none."""
+    # D26: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
+    # Untrained ones slow the training on longer sequences
+    # D28: --init with another --length trains in stages, such as short sequences first. The paper
+    # has only sequences of 512 tokens
     trained = trained or length
     if trained >= length:
         return ""
@@ -1134,9 +1132,9 @@ def export(cfg, command):
 
 # Fine-tuning (App. A.4). A job is one run of one task
 
-# D20: a task has one run, unless --runs asks for more; the paper reports the median of five (Sec.
+# D20: a task has one run, unless --runs asks for more. The paper reports the median of five (Sec.
 # 4.2.2)
-TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input; main metric
+TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input, main metric
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
     "STS-B": (2e-5, 16, 0.0, 3598, 214, 512, "pearson"),
     "SST-2": (1e-5, 32, 0.0, 20935, 1256, 512, "accuracy"),
@@ -1151,16 +1149,16 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
     "RACE": (2e-5, 32, 0.1, 12000, 1000, 512, "accuracy"),
 }
-DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the learning rates of Table 14
+DEMO_RECIPE = dict(  # for narrow networks, which learn nothing at the rates of Table 14
     lr=1e-3, batch=16, epochs=2, steps=0, warmup=0.1, dropout=0.0)
 
 
 def recipes(cfg):
-    """{task: Recipe} for a model, whose positions no input may exceed."""
+    """{task: Recipe} for a model. No input exceeds its positions."""
     result = {}
     for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items():
         if cfg.recipe == "v2":
-            # the released v2 models had no dropout; with the dropout of Table 14, and its learning
+            # the released v2 models had no dropout. With the dropout of Table 14, and its learning
             # rate for RACE, they diverge (official README)
             dropout = 0.0
             lr = 1e-5 if name == "RACE" else lr
@@ -1182,7 +1180,7 @@ def recipes(cfg):
 
 
 def task_model(task, cfg):
-    """The model that a task is fine-tuned with."""
+    """The model for fine-tuning a task."""
     shape = dataclasses.replace(cfg, dropout=task.recipe.dropout)
     if task.kind == "span":
         return SpanModel(shape) if task.name == "SQuAD1.1" else AnswerModel(shape)
@@ -1190,8 +1188,7 @@ def task_model(task, cfg):
 
 
 def train_task(source, task, tokenizer, cfg, run, job):
-    """The job TASK-NUMBER, one run of a task: training, the best weights' predictions (Sec.
-    4.2.2)."""
+    """Run TASK-NUMBER of a task: training, then predictions with the best weights (Sec. 4.2.2)."""
     folder = run.folder / "jobs" / job
     seed = seed_of(cfg.seed, "fine-tuning", task.name, int(job.rpartition("-")[2]))
     seed_everything(seed, "weights")
@@ -1202,9 +1199,9 @@ def train_task(source, task, tokenizer, cfg, run, job):
     model = move(model, run.ranks.device)
     optimizer = Lamb(
         model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
-    # D7*: whole epochs are shuffled, examples of like length together; the official code shuffles a
-    # buffer of 100 examples
-    # D8*: evaluations are evenly spaced; the official code evaluates every 100 steps
+    # D7*: whole epochs are shuffled, with examples of similar length together. The official code
+    # shuffles a buffer of 100 examples
+    # D8*: evaluations are evenly spaced. The official code evaluates every 100 steps
     tuning = Tuning(
         task, optimizer, schedule, (seed,), cfg.accumulate, task.evaluation_steps(cfg.eval_every))
     result, outputs = finetune_job(model, tuning, cfg, folder, run)
@@ -1218,7 +1215,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
 
 
 def answer(cfg, command):
-    """Predict a file of the user's own with RUN/TASK of --init."""
+    """Predict a file of the user with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -1232,7 +1229,7 @@ def answer(cfg, command):
 
 
 def check_ensemble(cfg, command, names):
-    """UserError if a run of --ensemble has no predictions for a task, or other classes than the
+    """UserError if a run of --ensemble lacks predictions for a task, has other classes than the
     first, or if --init is given too."""
     if cfg.init:
         raise UserError("--ensemble trains nothing; leave --init out")
@@ -1250,7 +1247,7 @@ def check_ensemble(cfg, command, names):
 
 def ensemble_job(task, cfg, folder):
     """The mean prediction of the runs of --ensemble for a task (Sec. 4.9)."""
-    # D16: the user names the members of an ensemble; the paper chooses them by dev scores (Sec.
+    # D16: the user names the members of an ensemble. The paper chooses them by dev scores (Sec.
     # 4.9), but does not say how
     members = []
     for path in cfg.ensemble:
@@ -1272,14 +1269,14 @@ def ensemble_job(task, cfg, folder):
 
 
 def average_predictions(kind, several):
-    """Sec. 4.9: mean probabilities, or values of a regression; for SQuAD the mean probability of
-    each span, and the mean odds of "no answer"."""
+    """Sec. 4.9: mean probabilities, or mean values of a regression. For SQuAD the mean probability
+    of each span, and the mean odds of "no answer"."""
     if kind == "value":
         return torch.stack(several).mean(0)
     if kind != "span":
         return torch.stack(several).softmax(-1).mean(0)
-    # D22: a span that a model does not list has probability 0 there. The paper averages spans
-    # "that have multiple probabilities": a span of one model alone could beat all others' span
+    # D22: a span that a model does not list has probability 0 there. The paper averages spans "that
+    # have multiple probabilities": a span of one model alone could beat all others
     result = squad.Predictions({}, {}, {})
     for key in several[0]["nbest"]:
         scores = Counter()
@@ -1294,8 +1291,8 @@ def average_predictions(kind, several):
 
 
 def finetune(cfg, command):
-    """Fine-tune tasks, --runs of each, or ensemble. MNLI's best run, if any, starts RTE, STS-B and
-    MRPC (Sec. 4.9, footnote 4)."""
+    """Fine-tune tasks, --runs times each, or ensemble. RTE, STS-B and MRPC start from MNLI's best
+    run, if any (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         names = parse_tasks(command.value, TABLE14)
         if cfg.ensemble:
@@ -1340,7 +1337,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
 
 
 def describe(cfg, command):
-    """The model as JSON, and what its training takes."""
+    """The model and the cost of its training as JSON."""
     cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
     by_part = parts(cfg)
     total = sum(by_part.values())
