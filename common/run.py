@@ -1,8 +1,8 @@
 """Run folders, checkpoints, a queue of jobs, and initial weights.
 
-A run folder holds config.json, log.jsonl, checkpoint.pt and done.json. The same command continues
-where it stopped. log.jsonl and mformer.py's history.jsonl grow line by line, and a line that a
-crash tore off is dropped; every other file is written whole or not at all (common/files.py).
+A run folder holds config.json, log.jsonl, checkpoint.pt and done.json. The same command continues a
+stopped run. log.jsonl and mformer.py's history.jsonl grow line by line, and a line that a crash cut
+short is dropped. Every other file is written whole or not at all (common/files.py).
 """
 import contextlib
 import dataclasses
@@ -30,17 +30,17 @@ from common.files import (
     write_atomic, write_json)
 
 LOCK = "run.lock"
-# settings that a resumed run may change; they are recorded again
+# settings that a resumed run may change. They are recorded again
 MAY_DIFFER = {"out", "restart", "device", "compile", "recompute", "save_every", "save_minutes",
               "tensorboard"}
-# names in a run folder that --restart deletes; also `writes`
+# names in a run folder that --restart deletes, besides `writes`
 WRITES = ("log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
           "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",
           "spiece.model", "vocab.txt", "tokenizer_config.json", "tensorboard")
-# what a run may have before its first step; "text" and later names are mformer.py's
+# files that a run may have before its first step. "text" and later names are mformer.py's
 PREPARED = {LOCK, "config.json", "log.jsonl", "tensorboard", "corpus", "spiece.model", "vocab.txt",
             "tokenizer_config.json", "text", "valid", "images.json"}
-KIND = ("program", "action", "dry_run")  # a folder of another kind is refused, even by --restart
+KIND = ("program", "action", "dry_run")  # a folder of another kind is refused, even with --restart
 
 
 # Run folders
@@ -54,7 +54,7 @@ def processor():
 
 
 def environment():
-    """What config.json keeps about the code and the machine."""
+    """Facts about the code and the machine for config.json."""
     here = shlex.quote(str(Path(__file__).resolve().parent))
     return {
         "torch": torch.__version__,
@@ -66,7 +66,7 @@ def environment():
 
 
 def tensorboard_writer():
-    """torch's SummaryWriter. Raises UserError where TensorBoard is not installed."""
+    """torch's SummaryWriter. Raises UserError if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -75,17 +75,17 @@ def tensorboard_writer():
 
 
 def as_json(value):
-    """A value as it comes back from a JSON file: tuples are lists."""
+    """A value as read back from a JSON file: tuples become lists."""
     return json.loads(json.dumps(value))
 
 
 def identity(record):
-    """{name: value}: the kind of a run and its settings as they were given."""
+    """{name: value}: the kind of a run and its settings as given."""
     return {key: record.get(key) for key in KIND} | record.get("asked", {})
 
 
 class Result(dict):
-    """The result of the finished run in a folder. Raises UserError for a key that it lacks."""
+    """The result of the finished run in a folder. Raises UserError for a missing key."""
 
     def __init__(self, folder):
         super().__init__(read_json(folder / "done.json", dict))
@@ -99,15 +99,15 @@ class Result(dict):
 class RunFolder:
     """The folder of one run. Rank 0 makes it and holds its lock.
 
-    A folder in which another run has computed something is refused: one with another identity, or
-    on other data. If it has computed nothing, as after a mistake, the folder is taken over. With
-    cfg.restart, what a run of the same kind wrote is deleted.
+    Refuses a folder in which another run, with another identity or other data, has computed
+    something. If that run has computed nothing, as after a mistake, the folder is reused. With
+    cfg.restart, deletes the files of a run of the same kind.
 
-    settings: those of the run's identity; default: all of cfg. reads: {flag: files and folders that
-    the run reads}. Their fingerprints are compared, unless the commands before read nothing of the
-    flag: a search can run one phase at a time. compared: settings of MAY_DIFFER that must agree.
-    replaces: further settings that may differ. hint: a further fix, for the message that refuses
-    other settings. writes: further names that --restart deletes.
+    settings: of the run's identity. Default: all of cfg. reads: {flag: files and folders that the
+    run reads}. Their fingerprints are compared, unless earlier commands read nothing of the flag: a
+    search can run one phase at a time. compared: settings of MAY_DIFFER that must agree. replaces:
+    more settings that may differ. hint: another fix, for the message that refuses other settings.
+    writes: more names that --restart deletes.
     """
 
     def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=(),
@@ -115,7 +115,7 @@ class RunFolder:
         self.command = command
         self.may_differ = (MAY_DIFFER - {*compared}) | {*replaces}
         self.hint = hint
-        self.writes = tuple(map(str, writes))  # pathlib takes no subclass of str
+        self.writes = tuple(map(str, writes))  # pathlib refuses subclasses of str
         self.folder = Path(cfg.out)
         self.ranks = ranks
         self.began = time.time()
@@ -136,7 +136,7 @@ class RunFolder:
         self.board = writer(self.folder / "tensorboard") if writer and ranks.main else None
 
     def _open(self, restart, reads):
-        """Make the folder, or open it and check that it is of the same run. Returns whether nothing
+        """Make the folder, or open it and check that it is the same run's. Returns whether nothing
         has been computed in it."""
         self._refuse_overlap(reads)
         config = self.folder / "config.json"
@@ -155,7 +155,7 @@ class RunFolder:
         if computed and difference:
             raise UserError(f"{self.folder}: {difference}")
         if restart:
-            self._clear({*WRITES, *old.get("writes", ())})  # that run may have had other tasks
+            self._clear({*WRITES, *old.get("writes", ())})  # may have had other tasks
         elif difference:  # data.inputs.open_text replaces a corpus that was made from other text
             self._clear({*WRITES} - {"corpus"})
         elif computed:
@@ -166,7 +166,7 @@ class RunFolder:
         return restart or not computed
 
     def _refuse_overlap(self, reads):
-        """UserError where a file or folder that is read and the run folder lie in each other."""
+        """UserError if a file or folder that is read and the run folder contain each other."""
         own = self.folder.resolve()
         for path in sum(reads.values(), []):
             read = Path(path).resolve()
@@ -175,7 +175,7 @@ class RunFolder:
                                 "other; choose another --out")
 
     def _names(self):
-        """Names in the folder of files, and of folders with a file."""
+        """Names of files, and of folders with a file, in the folder."""
         files = {*filter(Path.is_file, self.folder.rglob("*"))} - {*partials(self.folder)}
         return {path.relative_to(self.folder).parts[0] for path in files}
 
@@ -184,7 +184,7 @@ class RunFolder:
         return log.read_bytes() if log.exists() else b""
 
     def _resume(self, old):
-        """Continue the record of the folder, and its log without a line that a crash tore off."""
+        """Continue the record and the log of the folder, without a line that a crash cut short."""
         asked = self.record["asked"]
         new = {name: asked[name] for name in self.may_differ & asked.keys()}
         self.record = old | {
@@ -198,7 +198,7 @@ class RunFolder:
                       **environment()})
 
     def _difference(self, old):
-        """How the run in the folder differs from this one, with a fix; "" where it does not."""
+        """How the run in the folder differs from this one, with a fix, or ""."""
         before = identity(old)
         now = identity(self.record)
         if before.keys() != now.keys():
@@ -216,8 +216,7 @@ class RunFolder:
                 f"again{self.hint}")
 
     def _clear(self, names):
-        """Delete these names and those that runs of this program write. A link is removed, not its
-        target."""
+        """Delete these names and `writes`. Removes links, not their targets."""
         for name in (*names, *self.writes):
             for path in self.folder.glob(name):
                 if path.is_dir() and not path.is_symlink():
@@ -230,7 +229,7 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def log(self, phase, step, every_rank=False, dev=None, **values):
-        """Write one line of log.jsonl, on rank 0, or with every_rank on each that calls it. values:
+        """Write one line of log.jsonl, on rank 0, or with every_rank on each calling rank. values:
         listed in data/README.md. dev: {name: number} on held-out data, written as dev_NAME."""
         if self.ranks.main or every_rank:
             held_out = {f"dev_{name}": value for name, value in (dev or {}).items()}
@@ -245,11 +244,11 @@ class RunFolder:
             self.board.flush()
 
     def save_settings(self, cfg, **facts):
-        """Write the resolved settings and further facts to config.json, once the data are open.
-        `asked` keeps the settings as they were given."""
+        """Write the resolved settings and more facts to config.json, once the data are open.
+        `asked` keeps the settings as given."""
         if self.ranks.main:
             asked = self.record["asked"]
-            # a phase that opens no data keeps what another phase has resolved
+            # a phase that opens no data keeps the settings that another phase resolved
             self.record["settings"] |= {
                 name: value for name, value in as_json(dataclasses.asdict(cfg)).items()
                 if value != asked[name]}
@@ -257,7 +256,7 @@ class RunFolder:
             write_json(self.folder / "config.json", self.record)
 
     def finished(self):
-        """The result of finish(), or None while the run is not finished."""
+        """The result of finish(), or None for an unfinished run."""
         there = (self.folder / "done.json").exists
         return on_main(self.ranks, lambda: Result(self.folder) if there() else None)
 
@@ -268,7 +267,7 @@ class RunFolder:
 
     def print_result(self, cfg, best, *words, same=("preset", "task", "device")):
         """Print the folder and the best file of a finished run, and the next command: these words,
-        and the flags in `same` if they were given."""
+        and the given flags among `same`."""
         print0(self.ranks, f"{self.folder}: finished (--restart begins again); "
                            f"best: {self.folder / best}")
         if not words or cfg.dry_run:
@@ -283,8 +282,8 @@ class RunFolder:
 class Checkpoint:
     """Saves and restores named objects that have state_dict and load_state_dict, and small values.
 
-    save(step=..., ...) on every rank (rank 0 writes); restore() returns the values of the last
-    save, {} where there is none. A torn or missing newest file falls back to the one before it. """
+    save(step=..., ...) runs on every rank, and rank 0 writes. restore() returns the values of the
+    last save, or {}. If the newest file is missing or damaged, the previous one is used."""
 
     def __init__(self, path, ranks, **owned):
         self.path = Path(path)
@@ -300,8 +299,7 @@ class Checkpoint:
             on_main(self.ranks, write)
 
     def restore(self):
-        """The values of the newest save that can be read, after the owned objects took their
-        state."""
+        """Load the newest readable save into the owned objects. Returns its values."""
         name = on_main(self.ranks, lambda: newest(self.path)[0])
         if not name:
             return {}
@@ -311,15 +309,15 @@ class Checkpoint:
         return state["values"]
 
     def remove(self):
-        """Delete the files (a finished candidate needs none)."""
+        """Delete the files, which a finished job does not need."""
         if self.ranks.main:
             for path in (self.path, previous(self.path)):
                 path.unlink(missing_ok=True)
 
 
 def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=None):
-    """[work(name) for each name]: JSON objects, each made by the next free process, the highest
-    cost first. Each is kept as folder/NAME.json, and what exists is not made again. label: of the
+    """[work(name) for each name], JSON objects. The next free process runs the remaining name with
+    the highest cost. Results are kept as folder/NAME.json and not computed again. label: of the
     bar. report(name, result): called on rank 0 for the results of all processes. Raises Stop on
     every rank after SIGTERM on any."""
     folder = Path(folder)
@@ -327,7 +325,7 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
     paths = {name: folder / f"{name}.json" for name in names}
     order = sorted(names, key=cost, reverse=True)
     store = ranks.store or dist.HashStore()
-    # a new counter in each call: a process that died has claimed nothing
+    # a new counter per call: a process that died has claimed nothing
     counter = broadcast(ranks, f"share_out {time.time_ns()}")
     unreported = list(names) if ranks.main else []
     made = sum(path.exists() for path in paths.values())
@@ -340,14 +338,14 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
         bar.update(len(names) - len(unreported) - bar.n)
 
     with progress(ranks, len(names), label, made) as bar:
-        with contextlib.suppress(Stop):  # a rank that is told to stop meets the others below
+        with contextlib.suppress(Stop):  # a stopped rank meets the others below
             update(bar)
             while (turn := store.add(counter, 1)) <= len(order) and not stop_requested():
                 path = paths[order[turn - 1]]
                 if not path.exists():
                     write_json(path, work(order[turn - 1]))
                 update(bar)
-        store.add(counter, len(order))  # no other rank begins another
+        store.add(counter, len(order))  # no other rank starts a job
         if stopping(ranks):
             raise Stop
         update(bar)
@@ -358,7 +356,7 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
 
 
 def finite(weights, path):
-    """Return the weights. Raises UserError where one is NaN or infinite."""
+    """Return the weights. Raises UserError if one is NaN or infinite."""
     for name, value in weights.items():
         if not value.isfinite().all():
             raise UserError(f"{path}: {name} is NaN or infinite; this model has diverged")
@@ -366,8 +364,8 @@ def finite(weights, path):
 
 
 def settings_from(cfg, command, settings, source, names, also=()):
-    """The settings that a Config takes from a model, {name: value}: `names`, where a flag that
-    differs is a UserError, and `also`, which a flag overrides."""
+    """The settings that a Config takes from a model, {name: value}: `names`, where a different flag
+    is a UserError, and `also`, which flags override."""
     taken = {}
     for name in (*names, *also):
         value = settings[name]
@@ -382,13 +380,13 @@ def settings_from(cfg, command, settings, source, names, also=()):
     return taken
 
 
-# a run folder's record, config.json, and what its newest checkpoint owns, {name: weights}
+# a run folder's config.json, and the objects in its newest checkpoint, {name: weights}
 Run = namedtuple("Run", "record owned")
 
 
 def read_run(path, cfg, program, actions):
-    """The Run of a folder that one of the actions of this program made. Raises UserError for any
-    other folder."""
+    """The Run of a folder from one of these actions of this program. Raises UserError for other
+    folders."""
     folder = Path(path)
     config = folder / "config.json"
     record = read_json(config, dict) if config.exists() else {}
@@ -410,9 +408,9 @@ def read_run(path, cfg, program, actions):
 
 @torch.no_grad()
 def load_weights(model, weights, source, heads=()):
-    """Copy weights into a model by name; returns a line on what was loaded, newly initialised and
-    ignored. heads: first parts of names that may have another shape; they are newly initialised.
-    Raises UserError for any other misfit."""
+    """Copy weights into a model by name. Returns a line about loaded, new and ignored weights.
+    heads: first parts of names whose shape may differ. They are newly initialised. Raises UserError
+    for any other mismatch."""
     state = model.state_dict()
     loaded = set()
     for name in [name for name in state if name in weights]:
@@ -431,8 +429,8 @@ def load_weights(model, weights, source, heads=()):
 
 
 def keep_model(folder, command, cfg, tokenizer, **owned):
-    """Write a folder that read_run reads: config.json, the tokenizer's file, checkpoint.pt,
-    done.json. owned: {name: module, or weights by name}."""
+    """Write a folder for read_run: config.json, the tokenizer's file, checkpoint.pt, done.json.
+    owned: {name: module, or weights by name}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here
