@@ -1,5 +1,5 @@
-"""What a training loop needs around the paper's lines: processes, devices, gradients of several
-processes, batches, random numbers, estimates of cost, SIGTERM, and when to log and save.
+"""The parts of a training loop that the papers do not describe: processes, devices, distributed
+gradients, batches, random numbers, estimates of cost, SIGTERM, and when to log and save.
 
     with launch(cfg.device, cfg.dtype) as ranks:          # torchrun or plain python, CPU or CUDA
         run = RunFolder(cfg, command, ranks)              # common/run.py
@@ -13,10 +13,10 @@ processes, batches, random numbers, estimates of cost, SIGTERM, and when to log 
             stop, save, log = pace(step + 1)              # SIGTERM, --save_minutes, a minute
 
 Random numbers depend only on (seed, phase, step, micro-batch), not on earlier draws. So a
-checkpoint needs no state of generators, a resumed run repeats an uninterrupted one, and the number
-of processes does not matter.
+checkpoint needs no generator state, a resumed run repeats an uninterrupted one, and the number of
+processes does not matter.
 
-After SIGTERM a loop saves at the end of its step and raises Stop; other work is aborted.
+After SIGTERM a loop saves at the end of its step and raises Stop. Other work is aborted.
 """
 import concurrent.futures
 import contextlib
@@ -41,7 +41,7 @@ from tqdm import tqdm
 from common.cli import Diverged, Stop, UserError
 
 
-NOTICE = 30  # seconds before a process says that it waits for others
+NOTICE = 30  # seconds before a process reports that it waits for others
 UNSET = "start all processes with torchrun, or unset RANK and WORLD_SIZE to run one"
 
 
@@ -50,11 +50,11 @@ UNSET = "start all processes with torchrun, or unset RANK and WORLD_SIZE to run 
 
 @dataclasses.dataclass
 class Ranks:
-    """Who this process is. Rank 0 writes files and prints."""
+    """The identity of this process. Rank 0 writes files and prints."""
     rank: int
     size: int
     device: torch.device
-    store: object = None  # what the processes share: a dist.Store
+    store: object = None  # a dist.Store that the processes share
     cleanup: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     @property
@@ -64,12 +64,12 @@ class Ranks:
 
 @contextlib.contextmanager
 def launch(device, dtype="auto"):
-    """Join the process group that torchrun describes, if any, and yield Ranks.
+    """Join the process group of torchrun, if any, and yield Ranks.
 
-    After SIGTERM a training loop saves at the end of its step; any other work is aborted after
-    GRACE seconds. With --dtype float32 CUDA multiplies matrices in TF32, which keeps 10 bits of
-    mantissa, unless torch.set_float32_matmul_precision was called before; NVIDIA_TF32_OVERRIDE=0
-    keeps all bits."""
+    After SIGTERM a training loop saves at the end of its step. Other work is aborted after GRACE
+    seconds. With --dtype float32 CUDA multiplies matrices in TF32, with a mantissa of 10 bits,
+    unless torch.set_float32_matmul_precision was called before. NVIDIA_TF32_OVERRIDE=0 keeps all
+    bits."""
     rank, size, local_rank = read_launch()
     ranks = Ranks(rank, size, pick_device(device, local_rank))
     cuda = ranks.device.type == "cuda"
@@ -77,7 +77,7 @@ def launch(device, dtype="auto"):
         torch.set_float32_matmul_precision("high")
     if size > 1:
         ranks.store = join_group(backend_of(ranks.device), rank, size)
-    # only now: a process that still waits for others ends at once
+    # only now, so that a process that still waits for others ends at once
     signal.signal(signal.SIGTERM, _note_sigterm)
     with ranks.cleanup:
         try:
@@ -90,13 +90,13 @@ def launch(device, dtype="auto"):
             if _stop_requested:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             if size > 1:
-                gc.collect()  # else the gloo threads of a DDP module in a cycle may abort the run
+                gc.collect()  # else gloo threads of a DDP module in a cycle may abort the run
                 dist.destroy_process_group()
 
 
 def read_launch():
-    """(rank, number of processes, local rank) by the environment variables of torchrun. Raises
-    UserError where they do not fit each other."""
+    """(rank, number of processes, local rank) from torchrun's environment variables. Raises
+    UserError if they are inconsistent."""
     numbers = []
     for name, default in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         text = os.environ.get(name, default)
@@ -113,8 +113,8 @@ def read_launch():
 
 
 def backend_of(device):
-    """The backend of a process group: gloo, for tensors on the CPU and Python objects; with a GPU
-    also torch's default for its kind, such as NCCL for CUDA."""
+    """The backend of a process group: gloo for tensors on the CPU and Python objects and, with a
+    GPU, also torch's default for its kind, such as NCCL for CUDA."""
     if device.type == "cpu":
         return "gloo"
     return f"cpu:gloo,{device.type}:{dist.Backend.default_device_backend_map[device.type]}"
@@ -123,9 +123,9 @@ def backend_of(device):
 def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
     """Call init_process_group and return its store.
 
-    torch 2.13 keeps one store when torchrun restarts the processes, and a new process could wait
-    for a dead one. So each start uses names of its own. Only the processes of one machine know the
-    number of the restart."""
+    torch 2.13 keeps one store when torchrun restarts the processes, so a new process could wait for
+    a dead one. So each start uses its own names. Only the processes of one machine know the number
+    of restarts."""
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     note = f"process {rank} waits at {address} for the others of WORLD_SIZE={size}; {UNSET}"
     notice = threading.Timer(NOTICE, print, [note], {"file": sys.stderr, "flush": True})
@@ -143,8 +143,8 @@ def join_group(backend, rank, size, timeout=datetime.timedelta(days=2)):
 
 
 def pick_device(name, local_rank=0):
-    """The torch.device that a name stands for: "auto" (CUDA, else the CPU), "cpu", "cuda" or
-    another kind of accelerator (the device of this process), "cuda:1"."""
+    """The torch.device of a name: "auto" (CUDA, else the CPU), "cpu", "cuda" or another kind of
+    accelerator (the device of this process), "cuda:1"."""
     kind = accelerator()
     if name == "auto":
         name = kind if kind == "cuda" else "cpu"  # other kinds were not tested
@@ -162,14 +162,14 @@ def pick_device(name, local_rank=0):
 
 @functools.cache
 def accelerator():
-    """The kind of GPU that torch reports, such as "cuda", "mps" or "xpu"; "cpu" without one."""
+    """The kind of GPU that torch reports, such as "cuda", "mps" or "xpu", or "cpu" without one."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return device.type if device else "cpu"
 
 
 def autocast(dtype, device):
-    """The autocast context of --dtype. "auto" is bfloat16 on GPUs that have it and float32
-    elsewhere, since CPUs can be 100 times slower in bfloat16."""
+    """The autocast context of --dtype. "auto" is bfloat16 on GPUs that support it, else float32,
+    since CPUs can be 100 times slower in bfloat16."""
     has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     enabled = dtype == "bfloat16" or dtype == "auto" and has_it
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
@@ -179,8 +179,8 @@ def autocast(dtype, device):
 
 
 def on_main(ranks, function, *args, **kwargs):
-    """Call function(*args) on rank 0 alone. Every rank gets its result, which is pickled, or raises
-    its UserError, Stop or OSError, so that no rank waits for a dead one."""
+    """Call function(*args) on rank 0 only. Every rank returns its (pickled) result, or raises its
+    UserError, Stop or OSError, so that no rank waits for a dead one."""
     result = error = None
     if ranks.main:
         try:
@@ -194,9 +194,9 @@ def on_main(ranks, function, *args, **kwargs):
 
 
 def broadcast(ranks, value):
-    """rank 0's value of a Python object, on every rank."""
+    """rank 0's Python object, on every rank."""
     box = [value]
-    if ranks.size > 1:  # gathering would make room for as large an object of every rank
+    if ranks.size > 1:  # gathering would allocate a large object per rank
         dist.broadcast_object_list(box)
     return box[0]
 
@@ -210,7 +210,7 @@ def gather(ranks, value):
 
 
 def reduce_mean(ranks, *values):
-    """Mean over the ranks of each number, as floats."""
+    """The mean over the ranks of each number, as floats."""
     columns = zip(*gather(ranks, [float(value) for value in values]))
     return [sum(column) / ranks.size for column in columns]
 
@@ -220,14 +220,14 @@ def reduce_mean(ranks, *values):
 
 def micro_batch_numbers(ranks, accumulate):
     """The numbers of this process's micro-batches: every n-th of `accumulate`, so that all n
-    processes have about the same lengths."""
+    processes have similar lengths."""
     return range(ranks.rank, accumulate, ranks.size)
 
 
 def fit_accumulate(cfg, command, ranks):
-    """--accumulate, raised to a multiple of the number of processes unless it was given. Masks and
-    dropout depend on it, so it is a setting of the run. UserError where the processes or the batch
-    do not fit it."""
+    """--accumulate, raised to a multiple of the number of processes unless given. It is a setting
+    of the run, since masks and dropout depend on it. UserError if it does not fit the processes or
+    the batch."""
     accumulate = cfg.accumulate
     if "accumulate" not in command.given:
         accumulate = math.lcm(accumulate, ranks.size)
@@ -251,8 +251,8 @@ def average_gradients(parameters, ranks, *numbers):
     """Average the gradients and the tensors `numbers` over the processes, in place, with one flat
     all_reduce.
 
-    For training loops that also train super-nets, another part of the model in each step. A
-    parameter must have a gradient in all processes or in none. The other loops use prepare_model.
+    For training loops of super-nets, where each step trains another part of the model. A parameter
+    must have a gradient in all processes or in none. Other loops use prepare_model.
     """
     if ranks.size == 1:
         return
@@ -266,17 +266,17 @@ def average_gradients(parameters, ranks, *numbers):
 
 
 def prepare_model(model, ranks, compile=False):
-    """The model for a training loop: with `compile` compiled; with several processes wrapped in
-    DistributedDataParallel, which averages the gradients over them."""
+    """The model for a training loop: compiled if `compile`, and with several processes wrapped in
+    DistributedDataParallel, which averages the gradients."""
     if compile:
-        torch.compiler.reset()  # a search compiles many networks; after eight torch gives up
+        torch.compiler.reset()  # after eight networks, as in a search, torch gives up
         model = torch.compile(model)
     return model if ranks.size == 1 else nn.parallel.DistributedDataParallel(model)
 
 
 def no_sync_until(network, ranks, last):
-    """A context in which the processes of a DistributedDataParallel network exchange gradients only
-    with the last micro-batch of a step."""
+    """A context in which a DistributedDataParallel network exchanges gradients only for the last
+    micro-batch of a step."""
     synced = isinstance(network, nn.parallel.DistributedDataParallel)
     return network.no_sync() if synced and not last else contextlib.nullcontext()
 
@@ -287,16 +287,16 @@ def no_sync_until(network, ranks, last):
 def prefetch(items, device):
     """Yield the items of an iterator. A thread makes the next item while the caller uses this one.
 
-    An error is raised where its item would come. A caller that leaves early waits for the thread.
-    The iterator must not draw from the generators that seed_everything() seeds, since the caller
-    draws from them at the same time. device: of the model. There is a thread only with CUDA: on a
-    CPU it costs more time than it saves."""
+    Errors are raised at their item. A caller that leaves early waits for the thread. The iterator
+    must not draw from the generators of seed_everything(), since the caller draws from them at the
+    same time. device: of the model. Only CUDA uses a thread: on a CPU it costs more time than it
+    saves."""
     if device.type != "cuda":
         yield from items
         return
     items = iter(items)
     end = object()
-    # a new thread would take device 0; -1 changes nothing
+    # a new thread would use device 0. -1 changes nothing
     current = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
     pool = concurrent.futures.ThreadPoolExecutor
     with pool(1, "prefetch", torch.cuda.set_device, (current,)) as thread:
@@ -307,8 +307,8 @@ def prefetch(items, device):
 
 
 def send(batch, device):
-    """The tensors of a batch, a list or a dictionary, on the device; None stays None. With CUDA
-    they go from pinned memory, so that the host does not wait for the device."""
+    """The tensors of a batch, a list or a dictionary, on the device. None stays None. For CUDA they
+    are pinned, so that the host does not wait for the device."""
     if isinstance(batch, dict):
         return dict(zip(batch, send(batch.values(), device)))
     pin = device.type == "cuda"
@@ -318,8 +318,8 @@ def send(batch, device):
 
 
 def move(model, device):
-    """Move a model to the device as send() does. Call it before making an optimizer: it replaces
-    the parameters."""
+    """Move a model to the device as send() does. Call it before making an optimizer, since it
+    replaces the parameters."""
     model.load_state_dict(send(model.state_dict(), device), assign=True)
     return model
 
@@ -333,15 +333,15 @@ def to_host(tensors):
 
 
 def seed_of(*key):
-    """A 63-bit seed that depends on every part of key (numbers and strings)."""
+    """A 63-bit seed that depends on all parts of the key (numbers and strings)."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def seed_everything(*key):
     """Seed torch (CPU and GPU) and random. Called before each micro-batch, so that dropout is a
-    function of the step. torch.manual_seed does the same but is slow: it records the stack for
-    each kind of device that is missing."""
+    function of the step. torch.manual_seed is slow, since it records the stack for each missing
+    kind of device."""
     seed = seed_of(*key)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
@@ -354,7 +354,7 @@ def seed_everything(*key):
 # Estimates and measurements of cost
 
 CARDS = {"A100": 312e12, "H100": 989e12}  # FLOP/s of dense bfloat16 products, from the data sheets
-UTILIZATION = 0.35  # fraction of a card's peak that a usual training run reaches
+UTILIZATION = 0.35  # fraction of a card's peak in a usual training run
 
 
 def layer_activations(tokens, hidden, ffn):
@@ -365,18 +365,17 @@ def layer_activations(tokens, hidden, ffn):
 
 
 def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
-    """What --describe estimates of a training run on one GPU: {"memory_gb": {...}, "days": {...}}.
-
-    This is arithmetic. --dry_run on a GPU measures two real steps.
+    """The estimates of --describe for a training run on one GPU: {"memory_gb": {...}, "days":
+    {...}}. --dry_run on a GPU measures two steps.
 
     parameters: of the model. flops: of the forward pass of one example. activations: bytes that
     each layer keeps of one example, in bfloat16. logits: numbers in the output of one example.
     examples: in one step.
 
-    Memory is the sum of three parts. Parameters take 16 bytes each: float32 weights, gradients and
-    two moments of the optimizer. Activations are those of one micro-batch, with --recompute of its
-    largest layer. Logits, their log-softmax and its gradient are float32. Days: a
-    step costs 3 forward passes, with --recompute 4, at UTILIZATION of the peak."""
+    Memory has three parts. Parameters take 16 bytes each: float32 weights, gradients and two
+    moments of the optimizer. Activations are of one micro-batch, with --recompute of its largest
+    layer. Logits, their log-softmax and its gradient are float32. Days: a step costs 3 forward
+    passes, with --recompute 4, at UTILIZATION of the peak."""
     recompute = getattr(cfg, "recompute", False)
     kept = max(activations) if recompute else sum(activations)
     if cfg.dtype == "float32":
@@ -396,9 +395,9 @@ def training_cost(cfg, parameters, flops, activations, logits, steps, examples):
 
 
 def print_device_use(ranks, speed, flops):
-    """Print what --dry_run measured on a GPU: tokens (or images) a second, peak memory, and the
-    fraction of the card's bfloat16 peak. speed: of this run, or None; flops: of the forward pass of
-    one token (or image)."""
+    """Print the measurements of --dry_run on a GPU: tokens (or images) per second, peak memory, and
+    the fraction of the card's bfloat16 peak. speed: of this run, or None. flops: of the forward
+    pass of one token (or image)."""
     if ranks.device.type != "cuda" or speed is None:
         return
     name = torch.cuda.get_device_name(ranks.device)
@@ -409,15 +408,15 @@ def print_device_use(ranks, speed, flops):
 
 
 def per_second(count, began):
-    """`count` by the seconds since `began`, a time of time.perf_counter(). None without one, and
-    where that clock stands still, as in some virtual machines."""
+    """`count` per second since `began`, a time.perf_counter() value. None without one, and if that
+    clock stands still, as in some virtual machines."""
     passed = 0 if began is None else time.perf_counter() - began
     return round(count / passed) if passed > 0 else None
 
 
 def peak_memory(device):
-    """Peak memory of this process in MB: allocated on the GPU; with a CPU or mps, which share
-    memory, the resident set size."""
+    """Peak memory of this process in MB: allocated memory on a GPU, or the resident set size on a
+    CPU or mps, which share memory."""
     if device.type not in ("cpu", "mps"):
         return torch.get_device_module(device).max_memory_allocated(device) / 1e6
     try:
@@ -431,14 +430,14 @@ def peak_memory(device):
 # SIGTERM
 #
 # A cluster sends it before it kills a job. The handler sets a flag. A training loop checks the flag
-# after each step: it saves and raises Stop. Other work, such as making a corpus or an evaluation,
-# checks nothing. So the handler also sets an alarm, which raises Stop wherever the program is then.
-# A loop that has seen the flag in time turns the alarm off.
+# after each step, saves and raises Stop. Other work, such as making a corpus, checks nothing. So
+# the handler also sets an alarm, which raises Stop anywhere. A loop that sees the flag in time
+# cancels the alarm.
 
-GRACE = 10  # seconds from SIGTERM to the alarm; more for a loop whose steps take longer
+GRACE = 10  # seconds from SIGTERM to the alarm (longer for loops with longer steps)
 _step_seconds = 0.0  # of a loop's last step
 _stop_requested = False  # the flag
-_saving = False  # a checkpoint is being written: the alarm waits
+_saving = False  # a checkpoint is being written, so the alarm waits
 
 
 def _note_sigterm(signum, frame):
@@ -449,7 +448,7 @@ def _note_sigterm(signum, frame):
 
 
 def _stop_here(signum, frame):
-    """The alarm. The run will continue from its last checkpoint."""
+    """The alarm. The run continues from its last checkpoint later."""
     if not _saving:
         raise Stop
     signal.setitimer(signal.ITIMER_REAL, 1)
@@ -457,7 +456,7 @@ def _stop_here(signum, frame):
 
 @contextlib.contextmanager
 def uninterrupted():
-    """A context in which the alarm does not raise Stop, but only after it."""
+    """A context that delays the alarm's Stop until its end."""
     global _saving
     _saving = True
     try:
@@ -467,24 +466,23 @@ def uninterrupted():
 
 
 def stop_requested():
-    """True once SIGTERM has reached this process. The other ranks are not asked."""
+    """Whether SIGTERM has reached this process. Other ranks are not asked."""
     return _stop_requested
 
 
 def agree(ranks, *flags):
-    """[whether SIGTERM has reached any rank, whether each flag is True on any rank], the same on
-    every rank."""
+    """[whether SIGTERM has reached any rank, whether each flag is True on any rank], equal on every
+    rank."""
     flags = torch.tensor([_stop_requested, *flags], dtype=torch.uint8)
     if ranks.size > 1:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
     if flags[0]:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop ends by itself when it has saved
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop saves and ends by itself
     return flags.bool().tolist()
 
 
 def stopping(ranks):
-    """True on every rank once SIGTERM has reached any rank. All ranks must ask at the same
-    places."""
+    """Whether SIGTERM has reached any rank. All ranks must call it at the same points."""
     return agree(ranks)[0]
 
 
@@ -492,11 +490,11 @@ def stopping(ranks):
 
 
 class Pace:
-    """pace(number of steps that are done) is (stop, save, log), the same on every rank.
+    """pace(number of finished steps) is (stop, save, log), equal on every rank.
 
     stop: after SIGTERM. save: each `save_every` steps, counted back from the last one, every
-    `save_minutes`, and to stop. log: at least twenty times, each 100 steps and each minute, and
-    with a save. The clock is rank 0's. save_at, log_at: other steps than these.
+    `save_minutes`, and to stop. log: at least twenty times, every 100 steps, every minute, and with
+    a save. The clock is rank 0's. save_at, log_at: other steps.
     """
 
     def __init__(self, ranks, save_minutes, steps, save_every=0, save_at=None, log_at=None):
@@ -510,7 +508,7 @@ class Pace:
         self.saved = self.logged = self.called = time.monotonic()
 
     def planned(self, done):
-        """Whether there is a save after this step in any case."""
+        """Whether a save is due after this step in any case."""
         return done in self.save_at
 
     def __call__(self, done):
@@ -531,12 +529,12 @@ class Pace:
 
 
 class Means:
-    """Means of what train_step returns, over the steps since the last take() and over the
+    """Means of the results of train_step over the steps since the last take() and over the
     processes. The host does not wait for a GPU before take()."""
 
     def __init__(self, ranks):
         self.ranks = ranks
-        self.began = None  # the first steps, which may compile, have no speed
+        self.began = None  # the first steps, which may compile, do not count
         self._reset()
 
     def _reset(self):
@@ -545,15 +543,15 @@ class Means:
         self.tokens = 0
 
     def add(self, numbers, tokens):
-        """numbers: {name: tensor ()} of one step. tokens: how many this process trained on."""
+        """numbers: {name: tensor ()} of one step. tokens: trained on by this process."""
         for name, value in numbers.items():
             self.sums[name] = self.sums.get(name, 0) + value
         self.steps += 1
         self.tokens += tokens
 
     def take(self, step, speed_name="tokens_per_second"):
-        """{name: mean, speed_name: of all processes, None at first}. Raises Diverged, with
-        the step, where a mean is NaN or infinite, on every rank."""
+        """{name: mean, speed_name: of all processes, None at first}. Raises Diverged on every rank
+        if a mean is NaN or infinite at this step."""
         sums = torch.stack([*self.sums.values()]) / self.steps
         means = dict(zip(self.sums, reduce_mean(self.ranks, *sums.tolist())))
         speed = per_second(self.ranks.size * self.tokens, self.began)
@@ -582,19 +580,19 @@ def print0(ranks, *words):
 
 
 def progress(ranks, total, label, start=0):
-    """A tqdm bar on rank 0; it is drawn each second, so that it does not flood a log."""
+    """A tqdm bar on rank 0, drawn at most once per second to keep logs short."""
     return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, mininterval=1)
 
 
 def job_progress(steps, label):
     """The numbers of a range, with a tqdm bar below the bar of all jobs. Rank 0 shows its own job.
-    A job that takes less than a second shows nothing, and a bar leaves nothing behind."""
+    A job of less than a second shows nothing, and a finished bar disappears."""
     hidden = dist.is_initialized() and dist.get_rank() > 0
     return tqdm(steps, label, steps.stop, leave=False, disable=hidden, mininterval=1, delay=1,
                 initial=steps.start)
 
 
 def show(bar, **values):
-    """Show numbers next to a bar when it is drawn again, except those that are None."""
+    """Show numbers next to a bar at its next refresh, except None."""
     bar.set_postfix({name: value for name, value in values.items() if value is not None},
                     refresh=False)
