@@ -1,5 +1,5 @@
-"""Fine-tuning on GLUE and SQuAD: tasks, the training loop, prediction, and several runs of several
-tasks. A paper file supplies a model, its loss and a table of recipes.
+"""Fine-tuning on GLUE and SQuAD: tasks, the training loop, prediction, and several runs per task. A
+paper file supplies a model, its loss and a table of recipes.
 
     task = open_task("CoLA", cfg, tokenizer, RECIPES)
     tuning = Tuning(task, optimizer, schedule, key=(seed,))
@@ -8,13 +8,13 @@ tasks. A paper file supplies a model, its loss and a table of recipes.
     task.score("dev", outputs)                              # {"main": 0.61, "matthews": 0.61}
     task.write("test", outputs, folder)                     # the leaderboard's file
 
-A model maps a batch to outputs, model(batch), and gives a loss, model.loss(batch). A batch is a
-dictionary of tensors: ids, token_type_ids (B, T), lengths (B,) unless all are full, labels (B,); of
-spans start, end (B,), p_mask (B, T), impossible (B,); with C choices ids (B, C, T).
+A model maps a batch to outputs, model(batch), and to a loss, model.loss(batch). A batch is a
+dictionary of tensors: ids, token_type_ids (B, T), lengths (B,) unless all are full, labels (B,).
+Spans have start, end (B,), p_mask (B, T), impossible (B,). With C choices, ids is (B, C, T).
 
-A fine-tuning command is a list of jobs: one run of a task at one setting. The processes share the
-jobs. jobs/JOB.json has the metrics of a job and jobs/JOB/ its predictions and model; TASK/ is a
-copy of the median job's folder.
+A fine-tuning command is a list of jobs, each one run of a task. The processes share the jobs.
+jobs/JOB.json has the metrics of a job, and jobs/JOB/ its predictions and model. TASK/ is a copy of
+the median job's folder.
 """
 import dataclasses
 import math
@@ -36,20 +36,20 @@ from common.files import existing, read_json
 from common.run import Checkpoint, share_out
 from common.tasks import Recipe, Task, batches
 
-# tasks by the time that they take, the longest first
+# tasks by duration, the longest first
 LONGEST_FIRST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()
 FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is among the tasks
-EVALUATED = 2 ** 15  # tokens in an evaluated batch; ALBERT xxlarge makes tensors of 2.7 GB of them
+EVALUATED = 2 ** 15  # tokens in an evaluated batch. ALBERT xxlarge makes tensors of 2.7 GB of them
 CLIP = 1.0  # largest gradient norm, as in BERT
 SQUADS = ("SQuAD1.1", "SQuAD2.0")
 CORRELATIONS = "pearson", "spearman", "pearson+spearman", "matthews"  # 0 for a constant
-NEAR = 0.05  # a correlation that is no better than 0
-OWN_EPOCHS = 3  # passes over a task of one's own, BERT's
+NEAR = 0.05  # a correlation that counts as 0
+OWN_EPOCHS = 3  # passes over a user's own task, BERT's
 
 
 def parse_tasks(text, recipes, groups=()):
-    """The tasks that "CoLA,squad1.1" names, in that order. "glue", "squad" and `groups` ({word:
-    names}) stand for several. Raises UserError for an unknown name."""
+    """The tasks of a text such as "CoLA,squad1.1", in that order. "glue", "squad" and `groups`
+    ({word: names}) stand for several. Raises UserError for an unknown name."""
     known = task_words(recipes, groups)
     by_word = {word.lower(): names for word, names in known.items()}
     names = []
@@ -71,7 +71,7 @@ def parse_tasks(text, recipes, groups=()):
 
 
 def task_words(recipes, groups):
-    """{word: the names of the tasks that it stands for}."""
+    """{word: the names of its tasks}."""
     words = {name: [name] for name in recipes}
     words["glue"] = [name for name in recipes if name in glue.TASKS]
     if squads := [name for name in recipes if name in SQUADS]:
@@ -80,7 +80,7 @@ def task_words(recipes, groups):
 
 
 def refuse_equal_names(folders):
-    """UserError where two folders with tasks of one's own have one name."""
+    """UserError if two folders of the user's own tasks have the same name."""
     paths = {name: name.path for name in folders}
     for name in folders:
         if name.path != paths[name]:
@@ -88,13 +88,13 @@ def refuse_equal_names(folders):
 
 
 def data_flags(names):
-    """The data flags that tasks need; none for a task of one's own."""
+    """The data flags of tasks. The user's own tasks have none."""
     flags = {"RACE": "race", **dict.fromkeys(SQUADS, "squad"), **dict.fromkeys(glue.TASKS, "glue")}
     return sorted({flags[name] for name in names if name in flags})
 
 
 def own_name(path, recipes):
-    """The FolderName of a task of one's own. UserError for the name of another task."""
+    """The FolderName of a user's own task. UserError if another task has the name."""
     name = folder_task.FolderName(path)
     if name.lower() in {each.lower() for each in recipes} or data_flags([name]):
         raise UserError(f"{path}: {name} is the name of a known task; rename the folder, or give "
@@ -104,8 +104,8 @@ def own_name(path, recipes):
 
 
 def own_recipe(recipes, cfg):
-    """The Recipe of a task of one's own: SST-2's, with three passes if SST-2's has a number of
-    steps. Its main metric follows from the data."""
+    """The Recipe of a user's own task: SST-2's, with three passes if SST-2's has a number of steps.
+    The data determine its main metric."""
     # SST-2 is GLUE's plain classification of one sentence
     recipe = recipes["SST-2"]
     steps = recipe.steps if cfg.dry_run else 0
@@ -119,9 +119,9 @@ def task_class(name, kinds=None):
 
 
 def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
-    """The Task of a name. Flags finetune_lr, finetune_batch, ... override the recipe;
+    """The Task of a name. Flags finetune_lr, finetune_batch, ... override the recipe.
     --train_examples limits train, and in a dry run every split. kinds: as in task_class. search:
-    read train and dev only."""
+    read only train and dev."""
     flags = {field.name: getattr(cfg, f"finetune_{field.name}", None)
              for field in dataclasses.fields(Recipe)}
     given = {name: value for name, value in flags.items() if value is not None}
@@ -139,8 +139,7 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
 
 
 def task_files(names, flag, folder, search):
-    """The files and folders that tasks read of --glue or --squad. Raises UserError where one is
-    missing."""
+    """The files and folders of tasks in --glue or --squad. Raises UserError if one is missing."""
     if flag == "squad":
         return [path for name in names if name in SQUADS
                 for path in squad.files(folder, name).values()]
@@ -158,11 +157,11 @@ def task_files(names, flag, folder, search):
 
 @torch.no_grad()
 def predict(model, task, split, cfg, device):
-    """model(batch) of all examples of a split in the order of the file, float32 on the CPU. Raises
-    Diverged where an output is NaN or infinite.
+    """model(batch) for all examples of a split in the order of the file, float32 on the CPU. Raises
+    Diverged if an output is NaN or infinite.
 
     A model gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are
-    filled up with -1e4.
+    padded with -1e4.
     """
     features = task.splits[split]
     longest = int(features.lengths.max())
@@ -181,7 +180,7 @@ def predict(model, task, split, cfg, device):
             fill(part.float(), longest) if task.kind == "span" and part.shape[1:2] == (width,)
             else part.float() for part in parts])
     order = torch.cat(index).argsort()
-    # only here does the host wait for a GPU
+    # the only wait for a GPU
     outputs = [torch.cat(column).cpu()[order] for column in zip(*collected)]
     if not all(part.isfinite().all() for part in outputs):
         raise Diverged(f"{task.name}: a prediction for {split} is NaN or infinite")
@@ -189,23 +188,23 @@ def predict(model, task, split, cfg, device):
 
 
 def fill(part, longest):
-    """(B, T, ...) -> (B, longest, ...): filled up with -1e4, or cut where T was rounded up."""
+    """(B, T, ...) -> (B, longest, ...): padded with -1e4, or cut if T was rounded up."""
     return pad(part, (0, 0) * (part.dim() - 2) + (0, longest - part.shape[1]), value=-1e4)
 
 
 @dataclasses.dataclass
 class Tuning:
-    """How a model is fine-tuned on a task."""
+    """The settings for fine-tuning a model on a task."""
     task: Task
     optimizer: torch.optim.Optimizer
     schedule: Callable  # schedule(step, steps, warmup): fraction of the peak learning rate
-    key: tuple  # the seed, and more that the random numbers depend on
-    accumulate: int = 1  # micro-batches of a step
+    key: tuple  # the seed and other parts of the random key
+    accumulate: int = 1  # micro-batches per step
     evaluate_at: Collection = ()  # steps after which dev is scored
 
 
 def backward(model, batch, accumulate, cfg, device):
-    """Add the gradients of the mean loss of a batch, in `accumulate` micro-batches; returns the
+    """Add the gradients of the mean loss of a batch, in `accumulate` micro-batches. Returns the
     loss."""
     total = 0.0
     columns = [value.chunk(accumulate) for value in batch.values()]
@@ -221,11 +220,11 @@ def backward(model, batch, accumulate, cfg, device):
 
 def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     """Train a model on a task, with a bar of its steps. Returns a dictionary: "diverged", None or
-    the reason; with evaluate_at also "best", the weights with the best score, and "score".
+    the reason, and with evaluate_at also "best", the weights with the best score, and "score".
 
-    checkpoint: to resume from. run: the RunFolder whose log gets a line at each evaluation and each
-    minute, and with a save, under the name `job`. Raises Stop after SIGTERM. The host waits for a
-    GPU only where it logs, evaluates or saves."""
+    checkpoint: to resume from. run: the RunFolder whose log gets a line at each evaluation, minute
+    and save, under the name `job`. Raises Stop after SIGTERM. The host waits for a GPU only to log,
+    evaluate and save."""
     task = tuning.task
     evaluate_at = tuning.evaluate_at
     state = {"step": 0, "score": -math.inf, "best": None, "diverged": None}
@@ -272,9 +271,9 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
 
 
 def finetune_job(model, tuning, cfg, folder, run):
-    """One run of a task, resumed where it stopped: (result, outputs by split). `folder` gets the
-    official files. If training diverges, the weights with the best score so far count; without any,
-    the scores are -1 and there are no outputs."""
+    """One run of a task, resumed if stopped. Returns (result, outputs by split). `folder` gets the
+    official files. If training diverges, uses the best weights so far. Without any, scores are -1
+    and there are no outputs."""
     task = tuning.task
     device = run.ranks.device
     folder.mkdir(parents=True, exist_ok=True)
@@ -300,7 +299,7 @@ def finetune_job(model, tuning, cfg, folder, run):
 
 def write_outputs(task, outputs, folder):
     """Write the official files of {split: outputs}. Returns dev's metrics, and those of other
-    splits with labels under "SPLIT METRIC"."""
+    labelled splits as "SPLIT METRIC"."""
     metrics = task.score("dev", outputs["dev"])
     for split, each in outputs.items():
         task.write(split, each, folder)
@@ -315,9 +314,8 @@ def write_outputs(task, outputs, folder):
 
 
 def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
-    """The Task with one split, the examples of the file of --predict, for the model of --init:
-    RUN/TASK, or in albert.py the folder that --export wrote. name: of its task, if config.json
-    does not have it."""
+    """The Task with one split, the examples of --predict's file, for the model of --init: RUN/TASK,
+    or in albert.py a folder of --export. name: of its task, if config.json lacks it."""
     path = existing(command.value, "name a file of your own")
     record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", record)
@@ -337,8 +335,8 @@ def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
 
 
 def answer_folder(command, cfg):
-    """The folder for the predictions of --predict: --out, or next to the model and with its name,
-    as MODEL-predictions/FILE. UserError where the file that is predicted is in it."""
+    """The folder for the predictions of --predict: --out, or MODEL-predictions/FILE next to the
+    model. UserError if it contains the input file."""
     path = Path(command.value)
     model = Path(cfg.init)
     if model.name in ("", ".."):  # such as "."
@@ -352,7 +350,7 @@ def answer_folder(command, cfg):
 
 
 def answer_file(command, cfg, task, outputs):
-    """Write the predictions for open_file's task. Returns a line that names the file written."""
+    """Write the predictions for open_file's task. Returns a line that names the file."""
     folder = answer_folder(command, cfg)
     folder.mkdir(parents=True, exist_ok=True)
     split, = task.examples
@@ -363,12 +361,12 @@ def answer_file(command, cfg, task, outputs):
 
 
 def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
-    """[work(job, start) for each job], shared out over the processes, each kept as
+    """[work(job, start) for each job], distributed over the processes, each kept as
     folder/jobs/JOB.json.
 
     jobs: {job: task's name}. work returns {"job", "task", "metrics", "diverged", ...} and keeps its
-    files in folder/jobs/JOB/. start: None, or for tasks of from_mnli, which come last, the folder
-    of the best MNLI job.
+    files in folder/jobs/JOB/. start: None, or the folder of the best MNLI job, for tasks of
+    from_mnli, which come last.
     """
     folder = Path(folder) / "jobs"
     late = [job for job, task in jobs.items() if task in from_mnli and "MNLI" in jobs.values()]
@@ -387,8 +385,8 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
 
 def summarise(folder, results):
     """The summary of run_jobs' results: {"tasks": {task: the median job's entries, median, mean,
-    sd, n, diverged}, "average": ...}. Copies the median job's folder to folder/TASK. A diverged job
-    counts with its score."""
+    sd, n, diverged}, "average": ...}. Copies the median job's folder to folder/TASK. Includes the
+    scores of diverged jobs."""
     folder = Path(folder)
     tasks = {}
     for name in dict.fromkeys(result["task"] for result in results):
@@ -415,7 +413,7 @@ def main_score(result):
 
 
 def is_demo(paths):
-    """Whether the value of a data flag is demo data, in any folder: demo.json is in it or above."""
+    """Whether the value of a data flag is demo data: demo.json is in it or in a parent folder."""
     paths = [paths] if isinstance(paths, str) else paths
     return all(any(Path(folder, "demo.json").is_file()
                    for folder in Path(path, "file").resolve().parents)
@@ -423,13 +421,13 @@ def is_demo(paths):
 
 
 def shown_name(name, cfg):
-    """A task's name as it is printed: CoLA-demo on demo data, whose scores are not CoLA's."""
+    """The printed name of a task: CoLA-demo on demo data, whose scores are not CoLA's."""
     data = "".join(getattr(cfg, flag) for flag in data_flags([name]))
     return f"{name}-demo" if data and is_demo(data) else name
 
 
 def percent(scores):
-    """Scores, which are fractions, in percent."""
+    """Scores, which are fractions, as percent."""
     return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
 
 
@@ -460,7 +458,7 @@ def print_summary(run, cfg, nine=""):
         if name in kept:
             words = "--predict", entry.get("file", "FILE"), "--init", run.folder / name
             run.print_result(cfg, f"{name}/checkpoint.pt", *words)
-        elif not entry["diverged"]:  # --ensemble has predictions alone
+        elif not entry["diverged"]:  # --ensemble has only predictions
             run.print_result(cfg, name)
     if kept:
         print0(run.ranks, "--predict takes a file of your own in this format; it needs no labels")
