@@ -52,6 +52,25 @@ def ready(demo, tmp_path_factory):
     return make_ready(demo, tmp_path_factory.mktemp("ready"))
 
 
+@pytest.fixture(scope="session")
+def finished(ready, tmp_path_factory):
+    """finished(name): the folder of one of small_runs.RUNS, made on first use. No test writes
+    there."""
+    from small_runs import RUNS, call, pretend
+    folders = {}
+
+    def finish(name):
+        if name not in folders:
+            torch.set_num_threads(1)
+            folders[name] = tmp_path_factory.mktemp("finished") / "run"
+            command = filled(f"{RUNS[name]} --out {{out}}", out=folders[name], **ready)
+            with pytest.MonkeyPatch.context() as patch:
+                pretend(patch)
+                assert call(command, patch) == 0
+        return folders[name]
+    return finish
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """One thread, and after a test no lock of a run folder."""

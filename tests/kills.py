@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from small_runs import hold_out_few
+from small_runs import hold_out_few, pretend
 
 from common import cli
 
@@ -79,7 +79,8 @@ def run_command(command, out):
     """Run a command in this process, as its __main__ would."""
     program, *words = shlex.split(command)
     main = importlib.import_module(program).main
-    hold_out_few(pytest.MonkeyPatch())
+    for change in (hold_out_few, pretend):
+        change(pytest.MonkeyPatch())
     cli.run(lambda: main([*words, "--out", str(out)]))
 
 

@@ -14,6 +14,7 @@ from conftest import filled
 
 import autobert_zero
 import autotinybert
+import mformer
 from common import cli
 from common.distributed import Ranks
 from common.files import release_locks
@@ -44,14 +45,15 @@ FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64 --runs 1"
 SEARCHES = {
     "autobert_zero":
         "--corpus {corpus} --glue {glue} --tasks CoLA,{reviews} "
-        "--layers 2 --hidden 16 --heads 2 --ffn 16 "
-        "--batch 4 --steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
+        "--layers 2 --hidden 16 --heads 2 --ffn 16 --length 16 "
+        "--batch 4 --steps 4 --population 3 --rounds 1 --parents 1 --children 3 --finalists 1 "
         f"--finalist_times 1 {FEW}",
     "autotinybert":
-        "--corpus {corpus} --tasks MLM-saved --largest 2-24-40-4-24 --smallest 1-8-8-1-8 "
+        "--corpus {corpus} --tasks {reviews} --largest 2-24-40-4-24 --smallest 1-8-8-1-8 "
         "--length 24 --batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 "
         "--eval_every 1 --population 3 --generations 2 --winners 2 --latency_archs 24 "
-        "--latency_rounds 1 --latency_length 16 --reference 6-128-512-4-128 --speedup 2",
+        "--latency_rounds 1 --latency_length 16 --reference 6-128-512-4-128 --speedup 2 "
+        f"{FEW}",
     "mformer":
         "--cifar10 {cifar10} --cost flops --layers 1 2 --hidden 16 --ffn 16 32 --heads 1 2 "
         "--patch 8 --batch 8 --accumulate 2 --held_out 16 --steps 6 --samples 20 "
@@ -64,6 +66,12 @@ REVIEWS = {  # a task of one's own; a search does not read its test file
     "test": "no table",
 }
 TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
+RUNS = {
+    name: f"{command} --steps 6 --save_every 2 --accumulate 2" for name, command in TRAINED.items()}
+RUNS["autotinybert"] += " --further_steps 6"
+RUNS["tuned"] = f"{TUNED} --finetune_dropout 0.1 --finetune_epochs 6 --eval_every 2"
+for name, words in SEARCHES.items():
+    RUNS[f"{name} search"] = f"{name} --search {words} --save_every 2 --device cpu"
 
 
 def write(path, content):
@@ -95,6 +103,20 @@ def hold_out_few(patch):
     patch.setattr(
         autotinybert, "evaluate_language_model",
         lambda model, data, cfg, *sizes: of_sub_models(model, data, cfg, 64, 64))
+
+
+def pretended_latency(arch, cfg=None):
+    """Milliseconds of a machine that does 50 GFLOP/s and pays for each layer and each head."""
+    calls = 0.3 * arch.layers + 0.02 * arch.layers * arch.heads
+    return autotinybert.flops(arch) / 5e7 + calls + 0.001 * arch.hidden
+
+
+def pretend(patch):
+    """Searches have latencies that are the same in each run, and rankers that need not be good."""
+    patch.setattr(autotinybert, "time_model", pretended_latency)
+    patch.setattr(mformer, "measure_latency", lambda arch, *_: arch.layers + sum(arch.ffn) / 64)
+    patch.setattr(mformer.Ranker, "fit", lambda self, generator: None)
+    patch.setattr(mformer.Ranker.importance, "__defaults__", (2,))
 
 
 def next_command(printed):

@@ -1,28 +1,22 @@
 """autobert_zero.py as a program: what its actions write and how they end."""
-import shlex
 import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import filled
-from small_runs import ALONE, SEARCHES, next_command, write
+from small_runs import ALONE, RUNS, TRAINED, call, next_command, write
 from torch.testing import assert_close
 
 import autobert_zero as abz
 from common import glue
 from common.files import read_json, read_jsonl
 from common.run import keep_model
-from common.cli import Command, UserError
+from common.cli import Command
 from common.tokenization import load_tokenizer
 
-FLAGS = SEARCHES["autobert_zero"] + " --length 16 --finetune_length 16 --device cpu"
+SEARCH = f"{RUNS['autobert_zero search']} --out {{out}}"
 ARCH = "conv3 | softmax(scale(Q @ K.T)) @ V"
-
-
-def arguments(ready, action, out, *more):
-    flags = filled(FLAGS, **ready)
-    return [action, *shlex.split(flags), "--out", str(out), *more]
 
 
 def load(path):
@@ -32,25 +26,22 @@ def load(path):
     return names, names["load"](path.with_suffix(".pt")).eval()
 
 
-@pytest.fixture(scope="module")
-def searched(ready, tmp_path_factory):
+@pytest.fixture
+def searched(finished):
     """The folder of a search."""
-    out = tmp_path_factory.mktemp("searched") / "run"
-    assert abz.main(arguments(ready, "--search", out)) == 0
-    return out
+    return finished("autobert_zero search")
 
 
 def test_a_search_writes_history_best_network_and_the_next_command(
-        searched, ready, works, tmp_path, monkeypatch, capsys):
+        searched, works, tmp_path, monkeypatch, capsys):
     lines = read_jsonl(searched / "history.jsonl")
-    assert [line["round"] for line in lines] == [0] * 3 + [1] * 4
+    assert [line["round"] for line in lines] == [0] * 3 + [1] * 3
     assert lines[0]["scores"].keys() == {"CoLA", "reviews"}
     best = read_json(searched / "best.json")
     first = max(lines, key=lambda line: line["score"])
     assert best["arch"] == first["arch"]  # the one finalist, scored again
     assert best["baselines"].keys() == {"BERT", "hybrid", "majority"}
-    command = arguments(ready, "--search", searched)
-    assert abz.main(command) == 0  # prints the result again
+    works(SEARCH, out=searched)  # prints the result again
     command = next_command(capsys.readouterr().out)
     monkeypatch.chdir(tmp_path)
     works(f"{command} --steps 2 --batch 2")
@@ -59,10 +50,10 @@ def test_a_search_writes_history_best_network_and_the_next_command(
     assert settings["arch"] == best["arch"]
 
 
-def test_a_search_in_which_all_diverge_says_so(ready, tmp_path):
-    command = arguments(ready, "--search", tmp_path, "--lr", "1e30", "--warm_times", "0")
-    with pytest.raises(UserError, match="every candidate diverged"):
-        abz.main(command)
+def test_a_search_in_which_all_diverge_says_so(ready, tmp_path, monkeypatch, capsys):
+    command = filled(f"{SEARCH} --lr 1e30 --warm_times 0", out=tmp_path, **ready)
+    assert call(command, monkeypatch) == 2
+    assert "every candidate diverged" in capsys.readouterr().err
     for line in read_jsonl(tmp_path / "history.jsonl"):
         assert line["diverged"]
         assert line["score"] == 0
@@ -81,7 +72,7 @@ def test_the_network_of_a_search_is_exported_as_it_ended(searched, works, tmp_pa
 
 
 def test_a_search_that_does_not_beat_the_majority_baseline_says_so(
-        searched, ready, tmp_path, capsys):
+        searched, works, tmp_path, capsys):
     out = tmp_path / "run"
     shutil.copytree(searched, out)
     result = read_json(out / "done.json")
@@ -89,7 +80,7 @@ def test_a_search_that_does_not_beat_the_majority_baseline_says_so(
         result["baselines"]["majority"]["score"] = score
         result["score"] = 0.5
         write(out / "done.json", result)
-        assert abz.main(arguments(ready, "--search", out)) == 0
+        works(SEARCH, out=out)
         assert ("does not beat the majority baseline" in capsys.readouterr().out) == said
 
 
@@ -169,7 +160,7 @@ def test_recipes_are_the_papers():
         assert (recipes[task].epochs, recipes[task].batch) == (epochs, batch)
 
 
-def test_positions_are_copied_once_where_short_sequences_end(ready, tmp_path, monkeypatch):
+def test_positions_are_copied_once_where_short_sequences_end(works, tmp_path, monkeypatch):
     """D46: of 32 positions the first 8 are trained in the first two of four steps."""
     same = []
     train_step = abz.train_step
@@ -180,8 +171,8 @@ def test_positions_are_copied_once_where_short_sequences_end(ready, tmp_path, mo
         return train_step(step, network, *others)
 
     monkeypatch.setattr(abz, "train_step", step_with_a_look)
-    words = ("--arch", ARCH, "--layers", "2", "--short", "0.5", "--steps", "4", "--length", "32")
-    assert abz.main(arguments(ready, "--pretrain", tmp_path / "run", *words)) == 0
+    words = f"--arch '{ARCH}' --layers 2 --short 0.5 --steps 4 --length 32"
+    works(f"{TRAINED['autobert_zero']} {words} --out {{out}}", out=tmp_path / "run")
     assert same == [False, False, True, False]
     assert read_json(tmp_path / "run/config.json")["trained"] == 32
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from conftest import filled
-from small_runs import ALONE, SEARCHES, FakeTokenizer, call, next_command
+from small_runs import ALONE, RUNS, FakeTokenizer, call, next_command, pretended_latency
 
 import autotinybert as atb
 from common.cli import Command
@@ -248,12 +248,6 @@ def test_distillation_compares_scores_and_states_of_real_tokens():
 
 # --- latency and search ---
 
-def pretended_latency(arch, cfg=None):
-    """Milliseconds of a machine that does 50 GFLOP/s and pays for each layer and each head."""
-    calls = 0.3 * arch.layers + 0.02 * arch.layers * arch.heads
-    return atb.flops(arch) / 5e7 + calls + 0.001 * arch.hidden
-
-
 def predict(archs):
     return list(map(pretended_latency, archs))
 
@@ -384,8 +378,8 @@ def words(tmp_path_factory):
     return load_tokenizer(path)
 
 
-def run_here(*argv, status=0):
-    assert atb.main([str(word) for word in argv]) == status
+def run_here(flags):
+    assert atb.main(shlex.split(flags)) == 0
 
 
 def exported(folder, model, words):
@@ -396,7 +390,7 @@ def exported(folder, model, words):
     settings = dataclasses.replace(TINY, arch=arch, tasks=task, dropout=0.3)
     kind = Command("autotinybert", "finetune" if tuned else "further_train")
     keep_model(folder / "kept", kind, settings, words, model=model)
-    run_here("--export", folder / "exported", "--init", folder / "kept")
+    run_here(f"--export {folder}/exported --init {folder}/kept")
     return folder / "exported"
 
 
@@ -421,11 +415,11 @@ def test_a_search_that_was_stopped_has_no_model_yet(tmp_path, words):
     settings = dataclasses.replace(TINY, arch=TINY.largest)
     own = dataclasses.replace(OWN, action="superplm")
     keep_model(tmp_path / "superplm", own, settings, words, model=model)
-    to = tmp_path / "exported"
+    export = f"--export {tmp_path}/exported --init {tmp_path}"
     with pytest.raises(atb.UserError, match="not finished .* --arch, or name .*superplm"):
-        run_here("--export", to, "--init", tmp_path)
-    run_here("--export", to, "--init", tmp_path, "--arch", "1-8-8-1-6")
-    assert read_json(to / "config.json")["qkv_size"] == 6
+        run_here(export)
+    run_here(f"{export} --arch 1-8-8-1-6")
+    assert read_json(tmp_path / "exported" / "config.json")["qkv_size"] == 6
 
 
 def inputs_of_both():
@@ -504,24 +498,17 @@ def test_exports_open_with_auto_model(kind, text, tmp_path, words, monkeypatch):
 
 # --- whole runs -----------
 
-@pytest.fixture(scope="module")
-def flags(ready):
-    """Those of a run on small data that takes seconds."""
-    few = ("--glue {glue} --vocab_size 300 --save_every 1 --finetune_epochs 1 "
-           "--finetune_length 32 --finetune_batch 12")
-    search = SEARCHES["autotinybert"].replace("MLM-saved", "{reviews}")
-    return shlex.split(filled(f"{search} {few}", **ready))
+@pytest.fixture
+def flags(ready, monkeypatch):
+    """Those of `whole`. Latencies are pretended."""
+    monkeypatch.setattr(atb, "time_model", pretended_latency)
+    return filled(RUNS["autotinybert search"], **ready).removeprefix("autotinybert --search ")
 
 
-@pytest.fixture(scope="module")
-def whole(flags, tmp_path_factory):
-    """The folder of an uninterrupted search in one process. Latencies stay pretended."""
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("search") / "whole"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(atb, "time_model", pretended_latency)
-        run_here("--search", *flags, "--out", folder)
-        yield folder
+@pytest.fixture
+def whole(finished):
+    """The folder of a search."""
+    return finished("autotinybert search")
 
 
 @pytest.mark.parametrize("phases", [
@@ -531,8 +518,7 @@ def whole(flags, tmp_path_factory):
 def test_phases_alone_are_the_whole_search(phases, flags, whole, tmp_path, monkeypatch, capsys):
     """Each prints the command of the search."""
     for phase in phases:
-        words = shlex.join([f"--{phase}", *flags, "--out", str(tmp_path)])
-        assert not call(f"autotinybert {words}", monkeypatch)
+        assert not call(f"autotinybert --{phase} {flags} --out {tmp_path}", monkeypatch)
         command = next_command(capsys.readouterr().out)
     assert not call(command, monkeypatch)
     best, expected = [read_json(folder / "best.json") for folder in (tmp_path, whole)]
@@ -544,9 +530,9 @@ def test_another_search_starts_from_a_finished_ones_superplm(
         flags, whole, tmp_path, monkeypatch, capsys):
     """And from its latencies, where they were measured on the same machine."""
     limit = 0.5 * read_json(whole / "best.json")["reference_milliseconds"] / 1.5
-    flags = flags[:flags.index("--speedup")] + flags[flags.index("--speedup") + 2:]
-    more = ["--init", whole, "--latency_limit", limit, "--strategy", "fast"]
-    run_here("--search", *flags, *more, "--out", tmp_path / "run")
+    flags = flags.replace("--speedup 2", "")
+    more = f"--init {whole} --latency_limit {limit} --strategy fast"
+    run_here(f"--search {flags} {more} --out {tmp_path}/run")
     printed = capsys.readouterr().out
     assert f"{whole}: its 25 latencies are used again" in printed
     assert f"limit of --latency_limit {limit:g} is" in printed
@@ -564,9 +550,9 @@ def test_another_search_starts_from_a_finished_ones_superplm(
     assert (rule.qkv, rule.ffn) == (rule.hidden, 4 * rule.hidden)
     assert "--export" in next_command(printed)
     with pytest.raises(atb.UserError, match="--init .* are used again"):
-        run_here("--search", *flags, "--latency_limit", 2 * limit, "--out", tmp_path / "run")
+        run_here(f"--search {flags} --latency_limit {2 * limit} --out {tmp_path}/run")
     monkeypatch.setattr(atb, "processor", lambda: "abacus")
-    run_here("--latency", *flags, *more, "--out", tmp_path / "other")
+    run_here(f"--latency {flags} {more} --out {tmp_path}/other")
     assert "used again" not in capsys.readouterr().out
 
 
@@ -584,30 +570,26 @@ def test_the_front_is_what_no_faster_shape_surpasses():
     assert atb.pareto([history[0]])[1].count("<circle") == 1
 
 
-@pytest.mark.parametrize("strategy", ["evolution", "random", "fast"])
-def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(
-        strategy, flags, tmp_path, monkeypatch):
+def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags, tmp_path):
     """In a space of which only a few of the smallest architectures meet it."""
-    monkeypatch.setattr(atb, "time_model", pretended_latency)
-    more = ["--largest", "8-256-512-12-384", "--speedup", "24", "--strategy", strategy]
-    with pytest.raises(atb.UserError, match=f"{strategy} finds nothing") as error:
-        run_here("--search", *flags, *more, "--out", tmp_path)
-    assert not (tmp_path / "superplm").exists()
-    for action in (["--search", *more], ["--finetune", "SST-2"]):
+    flags = flags.replace("--speedup 2", "--largest 8-256-512-12-384")
+    for strategy in ("evolution", "random", "fast"):
+        out = tmp_path / strategy
+        more = f"{flags} --strategy {strategy}"
+        with pytest.raises(atb.UserError, match=f"{strategy} finds nothing") as error:
+            run_here(f"--search {more} --speedup 24 --out {out}")
+        assert not (out / "superplm").exists()
+    for action in ("--search", "--finetune SST-2"):
         with pytest.raises(atb.UserError, match="no model yet; first go on with --search --out"):
-            run_here(*action, *flags, "--init", tmp_path, "--out", tmp_path / "other")
+            run_here(f"{action} {more} --init {out} --out {tmp_path}/other")
     works = float(re.search(r"--latency_limit ([\d.]+) instead", str(error.value))[1])
-    latencies = (tmp_path / "latency.json").read_text()
-    place = more.index("--speedup")
-    flags = flags[:flags.index("--speedup")] + flags[flags.index("--speedup") + 2:]
-    more[place:place + 2] = ["--latency_limit", works]
+    latencies = (out / "latency.json").read_text()
     for limit in (works, 2 * works, works):  # nothing but latencies is lost with another limit
-        more[place + 1] = limit
-        run_here("--latency", *flags, *more, "--out", tmp_path)
-        record = read_json(tmp_path / "config.json")
+        run_here(f"--latency {more} --latency_limit {limit} --out {out}")
+        record = read_json(out / "config.json")
         assert record["asked"]["latency_limit"] == record["settings"]["latency_limit"] == limit
         assert record["asked"]["speedup"] == record["settings"]["speedup"] == 7.2
-    assert (tmp_path / "latency.json").read_text() == latencies
+    assert (out / "latency.json").read_text() == latencies
 
 
 def test_latencies_of_another_processor_are_named(tmp_path, monkeypatch):
@@ -630,10 +612,10 @@ def test_zero_steps_are_the_papers_passes_over_the_corpus():
     assert atb.resolve_data(scratch, data).further_steps == 260
 
 
-def test_a_fine_tuning_scores_tasks_and_masked_words(flags, whole, tmp_path):
+def test_a_fine_tuning_scores_tasks_and_masked_words(ready, flags, whole, tmp_path):
     """Of a part of the SuperPLM of a finished search."""
-    run_here("--finetune", "SST-2,MLM-saved", *flags, "--init", whole, "--arch", "1-8-8-1-6",
-             "--out", tmp_path)
+    run_here(f"--finetune SST-2,MLM-saved {flags} --glue {ready['glue']} --init {whole} "
+             f"--arch 1-8-8-1-6 --out {tmp_path}")
     result = read_json(tmp_path / "done.json")
     mlm = result["mlm"]
     assert mlm["main"] == pytest.approx(1 - mlm["loss"] / math.log(300))

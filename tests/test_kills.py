@@ -12,21 +12,13 @@ import pytest
 import torch
 from conftest import filled, slow
 from kills import TWO, begin, children_of, differences, finish, finish_two, free_port, start
-from small_runs import SEARCHES, TRAINED, TUNED, call
+from small_runs import RUNS, TRAINED, TUNED, call, pretend
 
-import autotinybert
-import mformer
 from common.cli import Stop
 from common.files import read_jsonl, release_locks
 from common.distributed import Pace
 from common.run import Checkpoint
 
-RUNS = {
-    name: f"{command} --steps 6 --save_every 2 --accumulate 2" for name, command in TRAINED.items()}
-RUNS["autotinybert"] += " --further_steps 6"
-RUNS["tuned"] = f"{TUNED} --finetune_dropout 0.1 --finetune_epochs 6 --eval_every 2"
-for name, words in SEARCHES.items():
-    RUNS[f"{name} search"] = f"{name} --search {words} --save_every 2 --device cpu"
 LONG = {  # long enough to be killed in the middle
     "albert": RUNS["albert"] + " --steps 200 --save_every 20",
     "autobert_zero search": RUNS["autobert_zero search"] + " --steps 12 --rounds 2",
@@ -44,17 +36,14 @@ SELDOM = ("autobert_zero", "autotinybert")
 
 @pytest.mark.parametrize("name", [slow(name) if name in SELDOM else name for name in RUNS])
 def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
-        name, ready, tmp_path, monkeypatch):
+        name, ready, finished, tmp_path, monkeypatch):
+    whole = finished(name)
+    pretend(monkeypatch)
     program, *words = shlex.split(filled(RUNS[name], **ready))
     main = importlib.import_module(program).main
+    out = tmp_path / "killed"
     lives = 0
     deaths = 0
-    latency = lambda arch, cfg: arch.layers + autotinybert.flops(arch) / 5e7  # noqa: E731
-    monkeypatch.setattr(autotinybert, "time_model", latency)
-    monkeypatch.setattr(
-        mformer, "measure_latency", lambda arch, *_: arch.layers + sum(arch.ffn) / 64)
-    monkeypatch.setattr(mformer.Ranker, "fit", lambda self, generator: None)  # need not be good
-    monkeypatch.setattr(mformer.Ranker.importance, "__defaults__", (2,))
     rename = Path.replace
 
     def mortal(source, target):
@@ -64,17 +53,16 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
             raise Killed
         return rename(source, target)
 
-    assert main([*words, "--out", f"{tmp_path}/whole"]) == 0
     monkeypatch.setattr(Path, "replace", mortal)  # by which every file gets its name
-    while not (tmp_path / "killed" / "done.json").exists():
+    while not (out / "done.json").exists():
         lives = 4 * 2 ** deaths  # more each time: a run that begins again writes a few files first
         try:
-            main([*words, "--out", f"{tmp_path}/killed"])
+            main([*words, "--out", str(out)])
         except Killed:
             deaths += 1
             release_locks()
     assert deaths >= 2
-    assert differences(tmp_path / "whole", tmp_path / "killed") == []
+    assert differences(whole, out) == []
 
 
 @pytest.mark.parametrize("name", [*TRAINED, "tuned"])
@@ -102,14 +90,12 @@ OFTEN = ("autobert_zero search", "autotinybert")
 
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else slow(name) for name in RUNS if name != "tuned"])
-def test_two_processes_end_as_one_to_rounding(name, ready, works, tmp_path, monkeypatch):
+def test_two_processes_end_as_one_to_rounding(name, ready, finished, tmp_path, monkeypatch):
     """Weights, and in a search the same candidates in the same order. A training is begun by one
     process, which is stopped where it first saves, and continued by two."""
     command = filled(RUNS[name], **ready)
-    one = tmp_path / "one"
-    two = tmp_path / "two"
-    works(f"{command} --out {one}")
-    begin(one, two)
+    one = finished(name)
+    two = begin(one, tmp_path / "two")
     if name in TRAINED:
         save = Checkpoint.save
 

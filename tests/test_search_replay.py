@@ -122,8 +122,8 @@ def test_a_packed_table_comes_back():
 def test_the_record_of_replays_answers_its_claims(table, monkeypatch):
     monkeypatch.setattr(search_replay, "SEEDS", 3)
     monkeypatch.setattr(search_replay, "VARIANT_SEEDS", 1)
-    shape = {"population": 4, "parents": 2, "children": 2}
-    monkeypatch.setattr(search_replay, "SHAPES", {"100": (50, shape), "775": (20, shape)})
+    shape = {"population": 10, "parents": 2, "children": 5}
+    monkeypatch.setattr(search_replay, "SHAPES", {"100": (30, shape), "775": (20, shape)})
     scores = {"MNLI": table, "SST-2": table}
     record = search_replay.report(scores, search_replay.run_experiments(scores, jobs=1))
     for claim in autobert_zero.replay.claims:
