@@ -1210,7 +1210,8 @@ def train_task(source, task, tokenizer, cfg, run, job):
             outputs = {split: task.answers(each)._asdict() for split, each in outputs.items()}
         save_file(folder / "predictions.pt",  # for --ensemble
                   {"examples": seed_of(task.examples["dev"]), **outputs})
-        keep_model(folder, run.command, cfg, tokenizer, **{task.name: model})
+        trained = max(source.trained or cfg.positions, task.recipe.length)
+        keep_model(folder, run.command, cfg, tokenizer, trained, **{task.name: model})
     return result
 
 

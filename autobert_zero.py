@@ -1959,7 +1959,7 @@ def extend_positions(model, trained, length):
     line about it, or "" if there are none."""
     # D46: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
     # Untrained ones slow the training. --pretrain copies where --init was shorter and where --short
-    # ends. The paper has one length
+    # ends, and --finetune where inputs are longer. The paper has one length
     if trained >= length:
         return ""
     rows = model.encoder.position_embedding.weight
@@ -1989,7 +1989,12 @@ def train_task(source, task, tokenizer, cfg, run, job):
     folder = run.folder / "jobs" / job
     seed_everything(cfg.seed, "head", task.name)
     model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
-    note = start_from(model, source) if source else "from scratch"
+    note = "from scratch"
+    trained = task.recipe.length
+    if source:
+        note = start_from(model, source) + extend_positions(model, source.trained, trained)
+        trained = max(trained, source.trained)
+    print0(run.ranks, f"{job}: {note}")
     device = run.ranks.device
     model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)
@@ -2001,7 +2006,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
     result, outputs = finetune_job(model, tuning, cfg, folder, run)
     if outputs:
         settings = dataclasses.replace(cfg, tasks=task.name)
-        keep_model(folder, run.command, settings, tokenizer, model=model)
+        keep_model(folder, run.command, settings, tokenizer, trained, model=model)
     return {**result, "start": note}
 
 
@@ -2077,7 +2082,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
         start = source
         if mnli:
             weights = load_file(mnli / "checkpoint.pt")["owned"]["model"]
-            start = Pretrained(mnli, {}, weights, cfg.arch, cfg.length)
+            start = Pretrained(mnli, {}, weights, cfg.arch, task(name).recipe.length)
         return train_task(start, task(name), tokenizer, settings, run, job)
 
     return run_jobs(run.ranks, run.folder, jobs, work)

@@ -428,17 +428,18 @@ def load_weights(model, weights, source, heads=()):
             f"ignored: {', '.join(ignored) or 'none'}")
 
 
-def keep_model(folder, command, cfg, tokenizer, **owned):
+def keep_model(folder, command, cfg, tokenizer, trained=None, /, **owned):
     """Write a folder for read_run: config.json, the tokenizer's file, checkpoint.pt, done.json.
-    owned: {name: module, or weights by name}."""
+    trained: the number of trained positions, if known. owned: {name: module, or weights by name}.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here
         left.unlink()
     tokenizer.save(folder)
-    settings = dataclasses.asdict(cfg)
-    write_json(folder / "config.json",
-               {"program": command.program, "action": command.action, "settings": settings})
+    record = {"program": command.program, "action": command.action,
+              "settings": dataclasses.asdict(cfg)}
+    write_json(folder / "config.json", record | ({"trained": trained} if trained else {}))
     states = {name: to_host(each.state_dict() if hasattr(each, "state_dict") else each)
               for name, each in owned.items()}
     save_file(folder / "checkpoint.pt", {"values": {}, "owned": states})

@@ -85,6 +85,22 @@ def test_rte_starts_from_mnlis_model(file, ready, works, tmp_path, monkeypatch):
     assert started == [file.__name__, "MNLI-0"]
 
 
+@pytest.mark.parametrize("program, trained, longer", [
+    ("albert", 60, 64), ("autobert_zero", 64, 80)])
+def test_inputs_longer_than_in_training_start_from_copies_of_trained_positions(
+        program, trained, longer, ready, works, tmp_path, capsys):
+    """A model that was fine-tuned on such inputs has trained all their positions."""
+    tune = tuning("CoLA", program).replace(f"--init {{{program}}}", "--init {init}")
+    told = f"positions {trained} to {longer - 1} are copies of 0 to {trained - 1}\n"
+    for init, length, copied in [
+            (ready[program], trained, False), (ready[program], longer, True),
+            (tmp_path / "1/CoLA", longer, False)]:
+        out = tmp_path / str(int(copied))
+        works(f"{tune} --finetune_length {length} --out {out} --restart",
+              here=ready["glue"], init=init)
+        assert (told in capsys.readouterr().out) == copied
+
+
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_diverged_fine_tuning_has_the_worst_score(program, ready, works, tmp_path):
     tune = tuning("CoLA", program) + " --finetune_lr 1e30 --out {out}"
