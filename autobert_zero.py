@@ -1623,7 +1623,7 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from data.inputs import (
         Data, check_tokenizer, find_inputs, open_corpus, open_tokenizer, pick,
         print_after_training, print_near_baseline)
-    from data.network_code import SPAN, write_hugging_face, write_network
+    from data.network_code import SPAN, head_kind, write_hugging_face, write_network
 
 MODELS = ("init", "tokenizer")  # flags that name models
 WRITES = ("round-*", "warm-start", "finalists")  # names in the run folder of a search
@@ -2099,13 +2099,13 @@ def export(cfg, command):
     source = load_pretrained(cfg, command)
     cfg = resolve(cfg, command, None, source)
     tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    model, labels, length = network_to_export(source, cfg)
     write = write_hugging_face  # refuses a folder that is not empty
-    use = f'AutoModel.from_pretrained("{path}", trust_remote_code=True) opens it'
+    use = f'AutoModel{head_kind(labels)}.from_pretrained("{path}", trust_remote_code=True) opens it'
     if path.suffix == ".py":
         refuse_to_overwrite(path, tokenizer)
         write = write_network
         use = "its first lines say how to use it"
-    model, labels, length = network_to_export(source, cfg)
     write(path, model, cfg, tokenizer, labels, length)
     print(f"{path}: written, with weights, drawing and {tokenizer.file_name}; {use}")
 

@@ -212,18 +212,26 @@ def write_network(path, model, cfg, tokenizer, labels, length):
     save_file(weights, model.state_dict())
 
 
+def head_kind(labels):
+    """What follows "AutoModel" in the name of the class of transformers for a head."""
+    return "" if labels in (None, SPAN) else "ForSequenceClassification"
+
+
 def write_hugging_face(folder, model, cfg, tokenizer, labels, length):
     """write_network as FOLDER/network.py, with what AutoModel of transformers needs."""
-    classes = {"AutoConfig": "modeling.NetworkConfig", "AutoModel": "modeling.NetworkModel"}
+    kind = head_kind(labels)
+    own = f"Network{kind or 'Model'}"
+    classes = {"AutoConfig": "modeling.NetworkConfig", "AutoModel": "modeling.NetworkModel",
+               f"AutoModel{kind}": f"modeling.{own}"}
     config = {
         "model_type": "autobert_zero",
-        "architectures": ["NetworkModel"],
+        "architectures": [own],
         "auto_map": classes,
         "hidden_size": cfg.hidden,
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": 512,
     }
-    if labels and labels != SPAN:
+    if kind:
         config["id2label"] = dict(enumerate(labels))
     weights = {f"network.{name}": value for name, value in model.state_dict().items()}
     hf_models.write_folder(folder, weights, config, tokenizer)

@@ -91,25 +91,6 @@ def test_the_plan_is_of_the_slowest_process(monkeypatch, capsys):
     assert "6 candidates of 45 s each; about 5 minute(s)" in capsys.readouterr().out
 
 
-@pytest.mark.peers
-def test_auto_model_opens_an_exported_folder(searched, works, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    folder = tmp_path / "folder"
-    write(tmp_path / "spiece.model", "theirs")
-    works("autobert_zero --export {to} --init {searched}", to=folder, searched=searched)
-    automatic = transformers.AutoModel
-    theirs = automatic.from_pretrained(folder, trust_remote_code=True).eval()
-    ours = load(folder / "network.py")[1].encoder
-    ids = torch.randint(5, 100, (2, 12))
-    lengths = torch.tensor([12, 7])
-    mask = (torch.arange(12) < lengths[:, None]).long()
-    states = theirs(ids, attention_mask=mask).last_hidden_state
-    expected = ours(ids, torch.zeros_like(ids), lengths)
-    assert_close(states, expected)
-    with pytest.raises(ValueError, match="padding_side='right'"):
-        theirs(ids, attention_mask=mask.flip(1))
-
-
 def keep_tuned(folder, task, tokenizer):
     """A folder as --finetune leaves it."""
     cfg = abz.Config(
@@ -125,6 +106,32 @@ def keep_tuned(folder, task, tokenizer):
         finetune_length=16)
     model = abz.TaskModel(abz.parse_arch(ARCH), cfg, 2, False)
     keep_model(folder, Command("autobert_zero", "finetune"), cfg, tokenizer, model=model)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("kind, task", [
+    ("Model", ""), ("Model", "RTE"), ("ModelForSequenceClassification", "RTE")])
+def test_auto_model_opens_an_exported_folder(kind, task, searched, works, tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "folder"
+    init = searched
+    if task:
+        init = tmp_path / task
+        keep_tuned(init, task, load_tokenizer(searched))
+    write(tmp_path / "spiece.model", "theirs")
+    works("autobert_zero --export {to} --init {init}", to=folder, init=init)
+    assert f"Auto{kind}" in capsys.readouterr().out
+    automatic = getattr(transformers, f"Auto{kind}")
+    theirs = automatic.from_pretrained(folder, trust_remote_code=True).eval()
+    ours = load(folder / "network.py")[1]
+    ids = torch.randint(5, 100, (2, 12))
+    lengths = torch.tensor([12, 7])
+    mask = (torch.arange(12) < lengths[:, None]).long()
+    batch = {"ids": ids, "token_type_ids": torch.zeros_like(ids), "lengths": lengths}
+    expected = ours.encoder(**batch) if kind == "Model" else ours(batch)
+    assert_close(theirs(ids, attention_mask=mask)[0], expected)
+    with pytest.raises(ValueError, match="padding_side='right'"):
+        theirs(ids, attention_mask=mask.flip(1))
 
 
 @pytest.mark.parametrize("task, texts", [

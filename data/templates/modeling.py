@@ -3,10 +3,12 @@
 """A network for transformers:
 
     model = AutoModel.from_pretrained(FOLDER, trust_remote_code=True)
+
+A network with the head of a classification also opens with AutoModelForSequenceClassification.
 """
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 
 from .network import make_network
 
@@ -23,9 +25,9 @@ class NetworkModel(PreTrainedModel):
         self.network = make_network()
         self.post_init()
 
-    def forward(self, input_ids, attention_mask=None, token_type_ids=None, **others):
-        """Ids (B, T) -> last_hidden_state (B, T, H). attention_mask: 1 at real tokens, which come
-        first. self.network has the heads that the network was trained with."""
+    def batch_of(self, input_ids, attention_mask=None, token_type_ids=None, **others):
+        """The batch of the network. Ids: (B, T). attention_mask: 1 at real tokens, which come
+        first."""
         if token_type_ids is None:
             token_type_ids = torch.zeros_like(input_ids)
         lengths = None
@@ -34,5 +36,16 @@ class NetworkModel(PreTrainedModel):
             if (attention_mask.diff(dim=-1) > 0).any():
                 raise ValueError("attention_mask: zeros stand before ones, and this network has "
                                  "its padding on the right; set tokenizer.padding_side='right'")
-        states = self.network.encoder(input_ids, token_type_ids, lengths)
+        return {"ids": input_ids, "token_type_ids": token_type_ids, "lengths": lengths}
+
+    def forward(self, input_ids, **others):
+        """last_hidden_state: (B, T, H). self.network has the heads that the network was trained
+        with."""
+        states = self.network.encoder(**self.batch_of(input_ids, **others))
         return BaseModelOutput(last_hidden_state=states)
+
+
+class NetworkForSequenceClassification(NetworkModel):
+    def forward(self, input_ids, **others):
+        """logits: (B, labels)."""
+        return SequenceClassifierOutput(logits=self.network(self.batch_of(input_ids, **others)))
