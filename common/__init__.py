@@ -1,1 +1,1 @@
-"""Plumbing that the four paper files share: no model, no loss, and one loop, fine-tuning."""
+"""Common code of the four paper files: no model, no loss, and one loop, fine-tuning."""
