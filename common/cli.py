@@ -5,9 +5,9 @@ A paper file keeps every setting in one dataclass, one line each:
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
 
 The type says how to parse (Literal[...] gives the choices). The trailing comment is the help text,
-and the range at its end is checked: an interval as above, `[>= 1]` or `[> 0]`; a number without one
-may not be negative. A comment line above a block of fields is the title of a group in the help.
-Flags override presets; presets override defaults. Abbreviations and unknown flags are errors.
+and the range at its end is checked: an interval as above, `[>= 1]` or `[> 0]`. The default is
+`[>= 0]`. A comment line above a block of fields is the title of a group in the help. Flags override
+presets, and presets override defaults. Abbreviations and unknown flags are errors.
 """
 import argparse
 import dataclasses
@@ -25,17 +25,17 @@ import torch
 from tqdm import tqdm
 
 RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$")
-# a comment on a departure ("# D5: ..."), the title of a group, or a field
+# a departure ("# D5: ..."), the title of a group, or a field
 GROUPS = re.compile(r"^ {4}(?:# D\d.*(?:\n {4}#.*)*|# (.+)|(\w+):)", re.MULTILINE)
-STOPPED = 128 + 15  # exit status of a run that SIGTERM ended before it had finished
+STOPPED = 128 + 15  # exit status of an unfinished run after SIGTERM
 PRESET = "demo"  # without --preset
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # modules of torch.compile
-# torch's words for a size that it cannot allocate
+# torch's messages for sizes that it cannot allocate
 TOO_LARGE = ("can't allocate memory", "not enough memory", "MPS backend out of memory",
              "Storage size calculation overflowed", "Overflow when unpacking")
 
 
-# {action: {flag of another training: the flag that counts instead}}
+# {action: {flag of another training: the flag to use instead}}
 COUNTS = {
     "finetune": {"steps": "finetune_epochs", "batch": "finetune_batch", "lr": "finetune_lr",
                  "warmup": "finetune_warmup", "length": "finetune_length",
@@ -45,13 +45,12 @@ COUNTS = {
 
 
 class UserError(Exception):
-    """A mistake of the user: printed as one line that names the place and the fix, exit status
-    2."""
+    """A mistake of the user, printed as one line with the place and the fix. Exit status 2."""
 
 
 class Stop(BaseException):
-    """SIGTERM asked to stop: raised by a loop that has saved its state, or wherever the program
-    was. As with KeyboardInterrupt, no `except Exception` catches it."""
+    """Stop after SIGTERM, raised by a loop that has saved its state, or anywhere else. Like
+    KeyboardInterrupt, it is not caught by `except Exception`."""
 
 
 class Diverged(Exception):
@@ -60,10 +59,10 @@ class Diverged(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """What a command line says besides settings.
+    """The parts of a command line besides settings.
 
-    program: name of the paper file. action: what it does, with its value, "" for an action without
-    one. given: names of the flags that were given; other settings may follow from --init or data.
+    program: name of the paper file. action: its name, with its value or "". given: names of the
+    given flags. Other settings may follow from --init or data.
     """
     program: str
     action: str
@@ -103,14 +102,14 @@ def kind_of(field):
 
 
 def written(value):
-    """A setting as it is written on a command line."""
+    """A setting as written on a command line."""
     if isinstance(value, (tuple, list)):
         return " ".join(map(written, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def shown_default(field, preset, actions):
-    """What a help text says of a field's default in a preset and, where it differs, in actions."""
+    """The help text for a field's default in a preset and, where it differs, in actions."""
     values = {"default": preset.get(field.name, field.default)}
     for action in actions:
         values[f"with --{action}"] = preset.get(action, {}).get(field.name, values["default"])
@@ -121,8 +120,8 @@ def shown_default(field, preset, actions):
 
 
 def add_field(parser, field, comment, preset, actions):
-    """Add one field as a flag; its help shows what the preset sets. bool fields are switches and
-    default to False. tuple[X, X] takes two values; tuple[X, ...] any number, and so do `tasks`."""
+    """Add one field as a flag, with the preset's value in the help. bool fields are switches and
+    default to False. tuple[X, X] takes two values, tuple[X, ...] and `tasks` take any number."""
     kind, choices, nargs = kind_of(field)
     comment += shown_default(field, preset, actions)
     options = {"default": argparse.SUPPRESS, "help": comment.replace("%", "%%")}
@@ -140,7 +139,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def check_range(name, value, comment):
-    """Raise UserError where a number is not in the range at the end of the comment."""
+    """Raise UserError if a number is outside the range at the end of the comment."""
     match = RANGE.search(comment) or RANGE.search("[>= 0]")
     opening, low, high, closing, sign, least = match.groups()
     low = float(low or least)
@@ -152,7 +151,7 @@ def check_range(name, value, comment):
 
 
 def check_ranges(config):
-    """Raise UserError where a setting is out of its range."""
+    """Raise UserError if a setting is out of range."""
     comments = field_comments(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -162,7 +161,7 @@ def check_ranges(config):
 
 
 def make_parser(config_class, presets, preset, actions, description):
-    """The ArgumentParser of a paper file; its help shows the settings of a preset."""
+    """The ArgumentParser of a paper file. Its help shows the settings of a preset."""
     parser = Parser(description=description, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one per call")
@@ -185,7 +184,7 @@ def make_parser(config_class, presets, preset, actions, description):
 
 def parse(config_class, presets, actions, description, argv=None):
     """Parse a paper file's command line: (Command, config), or (None, None) without an action,
-    after printing the help. A mistake ends the program in one line, exit status 2."""
+    after printing the help. A mistake exits with one line and status 2."""
     names = [name for name in presets if name != "dry_run"]
     first = Parser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default=PRESET, choices=names)
@@ -217,7 +216,7 @@ def make_config(config_class, presets, preset, command, actions, given):
     settings = {name: value for name, value in settings.items() if name not in actions}
     settings |= given
     settings["out"] = settings.get("out") or f"runs/{command.program}-{action}-{preset}"
-    if settings.get("dry_run"):  # a folder of its own, made again each time
+    if settings.get("dry_run"):  # its own folder, always new
         settings["out"] = settings["out"].rstrip("/") + "-dry"
         settings["restart"] = True
     config = config_class(**settings)
@@ -226,8 +225,8 @@ def make_config(config_class, presets, preset, command, actions, given):
 
 
 def warn_of_unread(config_class, command):
-    """Warn of flags that the action does not read, unless the flag that counts is given too, or
-    names the other in its help."""
+    """Warn of flags that the action does not read, unless the flag to use instead is given too, or
+    names them in its help."""
     comments = field_comments(config_class)
     for name, counts in COUNTS.get(command.action, {}).items():
         read = counts not in comments or f"--{name}" in comments[counts]
@@ -236,13 +235,13 @@ def warn_of_unread(config_class, command):
 
 
 def start(config_class, presets, actions, description, check=None, argv=None):
-    """Parse the command line of a paper file and run its action; returns the exit status.
+    """Parse the command line of a paper file and run its action. Returns the exit status.
 
     config_class: frozen dataclass with the fields preset, out, restart and dry_run. presets:
-    {preset: {field: value, ACTION: {field: value, ...}}}, the inner ones for that action alone;
-    presets["dry_run"] overrides the preset with --dry_run. actions: {name: (function, help)}, or
-    (function, help, METAVAR) where the action takes a value. An action is called as
-    function(config, command). check(config, command): raises UserError for other mistakes.
+    {preset: {field: value, ACTION: {field: value, ...}}}, where the inner ones apply to that action
+    only. --dry_run applies presets["dry_run"] on top. actions: {name: (function, help)}, or
+    (function, help, METAVAR) if the action takes a value. An action is called as function(config,
+    command). check(config, command): raises UserError for other mistakes.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
@@ -271,15 +270,15 @@ def start(config_class, presets, actions, description, check=None, argv=None):
 
 
 def is_too_large(error):
-    """Whether an error says that something does not fit into memory. torch reports a CPU without
-    memory, and a size above 2^63, by other types of errors than a GPU."""
+    """Whether an error means that memory is too small. For CPU memory and for sizes above 2^63
+    torch raises other types of errors than for a GPU."""
     return (isinstance(error, (torch.OutOfMemoryError, MemoryError))
             or any(words in str(error) for words in TOO_LARGE))
 
 
 def prepare_output():
-    """Make printing safe: characters that the terminal's encoding lacks become escapes, and text
-    for a closed stream is dropped."""
+    """Make printing safe: characters that the terminal cannot encode become escapes, and text for a
+    closed stream is dropped."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
@@ -287,8 +286,8 @@ def prepare_output():
 
 
 def run(main):
-    """Call main() as a program: a UserError or a full disk ends in one line and exit status 2,
-    Ctrl-C in status 130."""
+    """Call main() as a program. A UserError or a full disk exits with one line and status 2, Ctrl-C
+    with status 130."""
     prepare_output()
     if os.environ.get("RANK", "0") != "0":
         warnings.simplefilter("ignore")  # the first process prints them
