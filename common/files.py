@@ -20,8 +20,8 @@ from common.cli import UserError
 
 @contextlib.contextmanager
 def atomic(path, keep=False):
-    """A binary file under a temporary name, synced and renamed to `path` at the end: a reader or a
-    crash sees the old file or the new one. keep: the old file stays as NAME.previous."""
+    """A binary file with a temporary name, synced and renamed to `path` at the end. A reader, or a
+    crash, sees the old file or the new one. keep: keeps the old file as NAME.previous."""
     path = Path(path)
     temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
@@ -48,18 +48,18 @@ def write_json(path, value):
 
 
 def previous(path):
-    """Where save_file keeps the file before the newest."""
+    """The path of the file before the newest, for save_file."""
     return Path(f"{path}.previous")
 
 
 def partials(folder):
-    """Temporary files in a folder, or below it, of atomic() writes that were killed."""
+    """Temporary files of killed atomic() writes in a folder or below it."""
     return [path for path in Path(folder).rglob("*.partial-*")
             if path.suffix[9:].isdecimal() and path.is_file()]
 
 
 def existing(path, fix):
-    """The path. Raises UserError, with the fix, where no file is there."""
+    """The path. Raises UserError, with the fix, if there is no file."""
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file; {fix}")
     return Path(path)
@@ -67,7 +67,7 @@ def existing(path, fix):
 
 def read_text(path, fix):
     """The text of a UTF-8 file, without byte-order mark and with "\\n" line ends. Raises UserError,
-    with the line, where it is no UTF-8."""
+    with the line, if it is not UTF-8."""
     content = existing(path, fix).read_bytes()
     try:
         return content.decode("utf-8-sig").replace("\r\n", "\n")
@@ -78,7 +78,7 @@ def read_text(path, fix):
 
 
 def parse_json(text, place, kind, fix="fetch it again"):
-    """The value of a JSON text, of a kind (dict, list). Raises UserError with its place and the
+    """The value of a JSON text, of a kind (dict, list). Raises UserError with the place and the
     fix."""
     try:
         value = json.loads(text)
@@ -95,8 +95,8 @@ def read_json(path, kind=object, fix="correct or delete it"):
 
 
 def read_jsonl(path):
-    """The objects of a .jsonl file, [] where there is none, without a last line that a crash tore
-    off."""
+    """The objects of a .jsonl file, or [] without one. Ignores a last line that a crash cut
+    short."""
     if not Path(path).exists():
         return []
     lines = read_text(path, "begin again with --restart").split("\n")[:-1]
@@ -109,32 +109,31 @@ def jsonl(lines):
 
 
 def save_file(path, state):
-    """torch.save, whole or not at all; the file before it is kept as NAME.previous."""
+    """torch.save, whole or not at all. The old file is kept as NAME.previous."""
     try:
         with atomic(path, keep=True) as file:
             torch.save(state, file)
-    except RuntimeError as error:  # torch reports a full disk as a RuntimeError of its zip writer
+    except RuntimeError as error:  # torch's error for a full disk
         raise UserError(f"{path}: cannot be written ({error}); "
                         "free disk space, the same command continues") from error
 
 
 def load_file(path, device="cpu"):
-    """torch.load with weights_only=True: a checkpoint from a stranger cannot run code. Raises
-    UserError where it cannot be read, or a checksum does not fit (torch writes checksums but does
-    not verify them)."""
+    """torch.load with weights_only=True, so that a checkpoint cannot run code. Raises UserError if
+    it is unreadable, or a checksum is wrong (torch writes checksums but does not verify them)."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 if damaged := archive.testzip():
                     raise ValueError(f"the checksum of {damaged} does not fit")
         return torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # torch raises many kinds for a torn or foreign file
+    except Exception as error:  # torch raises many kinds for a damaged or foreign file
         reason = f"{type(error).__name__}: {error}"[:100]
         raise UserError(f"{path}: no readable checkpoint ({reason})") from None
 
 
 def newest(path):
-    """(path, content) of a checkpoint, or of the one before it where the newest is missing or torn;
+    """(path, content) of a checkpoint, or of the previous one if the newest is missing or damaged.
     (None, None) without any."""
     paths = [each for each in (Path(path), previous(path)) if each.exists()]
     for each in paths:
@@ -148,8 +147,8 @@ def newest(path):
 
 
 def fingerprints(paths, part=1 << 20):
-    """A hash of the names, sizes and contents of files, and of the files in folders. It reads only
-    32 evenly spaced parts of a file above 32 MB."""
+    """A hash of the names, sizes and contents of files, and of the files in folders. Reads only 32
+    evenly spaced parts of files above 32 MB."""
     digest = hashlib.sha256()
     for path in map(Path, paths):
         for file in (path, *sorted(path.rglob("*"))):
@@ -168,9 +167,9 @@ _locks = {}  # {path: open file} of this process
 
 
 def lock(path, wait=False, what="the run"):
-    """Hold the lock file `path` until release_locks() or the end of this process. Raises UserError,
-    which names the host and process that hold it; with wait, waits for them. On a shared folder
-    it locks out other machines only if the file system's flock does."""
+    """Hold the lock file `path` until release_locks() or the end of this process. Raises UserError
+    with the host and process that hold it, or with wait=True waits for them. On a shared folder it
+    excludes other machines only if the file system's flock does."""
     path = Path(path).absolute()
     if path in _locks:
         return
@@ -199,4 +198,4 @@ def release_locks(*paths):
     """Release these locks, or all."""
     for path in [Path(path).absolute() for path in paths] or list(_locks):
         with _locks.pop(path) as file:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still hold the file open
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still have the file open
