@@ -1,13 +1,13 @@
-"""A task of one's own: a folder with train, dev and perhaps test as .tsv or .csv.
+"""A user's own task: a folder with train, dev and perhaps test as .tsv or .csv.
 
     reviews/train.csv        id,text,label
                              1,"Good, really good.",pleased
                              2,"It broke.",angry
 
-The first line names the columns. "label" is the label; columns named id, idx or index are ignored;
-the other columns, one or two, are the texts. Labels are any words, which are classes. If all labels
-are numbers and one has a decimal point, the task is a regression. In .tsv files nothing is quoted;
-.csv files are read by the csv module. A test file needs no labels.
+The first line names the columns. "label" is the label. Columns named id, idx or index are ignored.
+The other columns, one or two, are the texts. Labels are words, which are classes. If all labels are
+numbers and one has a decimal point, the task is a regression. In .tsv files nothing is quoted. The
+csv module reads .csv files. A test file needs no labels.
 """
 import csv
 import dataclasses
@@ -37,7 +37,7 @@ NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class OwnTask(glue.Task):
-    """A glue.Task. In training the labels of a regression have mean 0 and deviation 1; mean,
+    """A glue.Task. In training the labels of a regression have mean 0 and deviation 1. mean,
     deviation: of the labels in the training file."""
     mean: float = 0.0
     deviation: float = 1.0
@@ -49,7 +49,7 @@ class OwnTask(glue.Task):
 
 
 class FolderName(str):
-    """The name of a task of one's own, which is its folder's name; path: the folder."""
+    """The name of a user's own task, which is its folder's name. path: the folder."""
 
     def __new__(cls, path):
         name = super().__new__(cls, Path(path).resolve().name)
@@ -59,7 +59,7 @@ class FolderName(str):
         return name
 
     def files(self, search=False):
-        """{split: path}. search: train and dev only. UserError where one of these is missing."""
+        """{split: path}. search: only train and dev. UserError if one of these is missing."""
         found = {}
         for split in SPLITS:
             paths = [self.path / f"{split}{ending}" for ending in ENDINGS]
@@ -77,7 +77,7 @@ class FolderName(str):
 
 
 def read_table(path):
-    """(column names, [(line number, cells)]) of a .tsv or .csv file. UserError where a line has
+    """(column names, [(line number, cells)]) of a .tsv or .csv file. UserError if a line has
     another number of columns than the first."""
     path = Path(path)
     text = read_text(existing(path, FIX), FIX).rstrip("\n")
@@ -112,7 +112,7 @@ def csv_lines(path, text):
 
 
 def suspect_separator(path, line):
-    """UserError where the first line has not the separator of its file, but another one."""
+    """UserError if the first line has another separator than the file's."""
     own = "," if path.suffix == ".csv" else "\t"
     for separator, name in SEPARATORS.items():
         if separator in line and own not in line:
@@ -130,8 +130,8 @@ def text_columns(path, header):
 
 
 def read_examples(path, task, labelled=True):
-    """The glue.Example list of a file, with the columns of an OwnTask. labelled: a column "label"
-    is read."""
+    """The glue.Example list of a file, with the columns of an OwnTask. labelled: reads a column
+    "label"."""
     header, lines = read_table(path)
     for name in (*task.text, *[LABEL] * labelled):
         if header.count(name) != 1:
@@ -169,7 +169,7 @@ def read_folder(name, search=False):
 
 
 def parse_label(cell, task, place):
-    """A label as class number, or value with mean 0 and deviation 1 over the training file."""
+    """A label as class number, or as value with mean 0 and deviation 1 over the training file."""
     word = " ".join(cell.split())
     if task.regression:
         if not NUMBER.fullmatch(word) or not math.isfinite(float(word)):
@@ -205,7 +205,7 @@ def infer_task(name):
     if any(map(DECIMAL_COMMA.fullmatch, words)):
         warnings.warn(f"{path}: labels with a decimal comma are classes; write a decimal point for "
                       "a regression")
-    # one word among numbers is a mistake, many are classes
+    # one word among numbers is a mistake, many words are classes
     if not decimal or len(numbers) < 0.9 * len(words):
         return OwnTask(str(name), labels, text, ("accuracy", "macro_f1"))
     task = OwnTask(str(name), (), text, ("pearson", "spearman"))
@@ -223,7 +223,7 @@ def write_spec(folder, task):
 
 
 def read_spec(folder):
-    """The OwnTask that write_spec kept in a folder, None where there is none."""
+    """The OwnTask that write_spec kept in a folder, or None."""
     path = Path(folder) / SPEC
     if not folder or not path.is_file():
         return None
@@ -236,8 +236,8 @@ def read_spec(folder):
 
 
 def export_head(weights, task):
-    """(weights, OwnTask) of a model that is exported. The head of a regression then gives values on
-    the scale of the labels."""
+    """(weights, OwnTask) of an exported model. The head of a regression gives values on the scale
+    of the labels."""
     if not task or not task.regression:
         return weights, task
     head = {
@@ -248,7 +248,7 @@ def export_head(weights, task):
 
 
 def write_predictions(path, task, outputs):
-    """Write the predicted word, or value, of each example; returns the path."""
+    """Write the predicted word, or value, of each example. Returns the path."""
     predictions = glue.predictions_of(task, outputs)
     if task.regression:
         cells = [f"{value * task.deviation + task.mean:.6g}" for value in predictions]
@@ -260,7 +260,7 @@ def write_predictions(path, task, outputs):
 
 
 class FolderTask(glue.GlueTask):
-    """A task of one's own, whose description is kept next to a tuned model."""
+    """A user's own task, whose description is kept next to a tuned model."""
 
     @staticmethod
     def read(name, folder, search=False):
@@ -276,7 +276,7 @@ class FolderTask(glue.GlueTask):
         return {**super().context(), "description": self.task.description}
 
     def write(self, split, outputs, folder):
-        """Write the predictions of dev or test, and what --predict needs; returns the path."""
+        """Write the predictions of dev or test, and the data for --predict. Returns the path."""
         if "train" in self.splits:
             write_spec(folder, self.task)
         return write_predictions(Path(folder, f"{split}.tsv"), self.task, outputs)
