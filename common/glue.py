@@ -1,8 +1,8 @@
 """GLUE: nine tasks from their official TSV files, as token batches, scores and leaderboard files.
 
 The official files are not CSV: quotes are plain text and often unbalanced, a file may begin with a
-byte-order mark and end its lines the Windows way, and some lines of QQP have lost columns. So a
-line is split at its tabs, and nothing else is interpreted.
+byte-order mark and have Windows line ends, and some lines of QQP have lost columns. So a line is
+split at its tabs, and nothing else is interpreted.
 
     train = encode(load(folder, "CoLA", "train"), tokenizer, max_length=128)
     for batch in tasks.batches(train, 32, seed=1, epoch=0): ...
@@ -27,10 +27,10 @@ from common.files import existing, read_text, write_atomic
 class Task:
     """One GLUE task."""
     name: str
-    labels: tuple  # names in the order of the class numbers; () = a score from 0 to 5
+    labels: tuple  # names in the order of the class numbers, () for a score from 0 to 5
     text: tuple  # names of the columns of the sentences, one or two
     metrics: tuple  # the main one first
-    header: tuple = ()  # names of the columns of train and dev, whose files lack them
+    header: tuple = ()  # names of the columns of train and dev, for files without them
 
     @property
     def classes(self):
@@ -61,13 +61,13 @@ FIX = "point --glue at the folder that holds the tasks' folders"
 MNLI_FILES = {
     "dev": "dev_matched",
     "test": "test_matched",
-    "test_diagnostic": "../diagnostic/diagnostic",  # AX: the leaderboard asks an MNLI model for it
+    "test_diagnostic": "../diagnostic/diagnostic",  # AX, for the leaderboard
 }
 # AutoBERT-Zero, Appendix C
 PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")
 
 
-# texts: one or two sentences; label: class number or score, None in test
+# texts: one or two sentences. label: class number or score, None in test
 Example = namedtuple("Example", "texts label")
 
 
@@ -75,14 +75,14 @@ Example = namedtuple("Example", "texts label")
 
 
 def path_of(folder, name, split):
-    """The file of a split; MNLI's dev and test are the matched ones."""
+    """The file of a split. MNLI's dev and test are the matched ones."""
     file = MNLI_FILES.get(split, split) if name == "MNLI" else split
     return Path(folder) / name / f"{file}.tsv"
 
 
 def files(folder, name, search=False):
-    """{split: path} of a task. search: train and dev only. Test files and AX are optional. Raises
-    UserError where another file is missing."""
+    """{split: path} of a task. search: only train and dev. Test files and AX are optional. Raises
+    UserError if another file is missing."""
     splits = ["train", "dev", "test"]
     if name == "MNLI":
         splits = ["train", "dev", "dev_mismatched", "test", "test_mismatched", "test_diagnostic"]
@@ -107,7 +107,7 @@ def warn_about_lines(path, numbers, width, treatment):
 
 
 def parse_label(task, cell, place):
-    """A label as class number or score. Raises UserError for any other text."""
+    """A label as class number or score. Raises UserError for other text."""
     with contextlib.suppress(ValueError):
         value = task.labels.index(cell.strip()) if task.labels else float(cell)
         if task.labels or 0 <= value <= 5:
@@ -119,10 +119,10 @@ def parse_label(task, cell, place):
 def load(folder, task, split):
     """Read one split of a task: a list of Example.
 
-    folder: holds one folder for each task. task: a Task or its name. split: train, dev, test, and
-    for MNLI also dev_mismatched, test_mismatched and test_diagnostic. Lines of train and dev with
-    fewer columns than the header, or with text in more, are skipped; one warning counts them.
-    Raises UserError for an unknown label.
+    folder: has one folder per task. task: a Task or its name. split: train, dev, test, and for MNLI
+    also dev_mismatched, test_mismatched and test_diagnostic. Skips lines of train and dev with
+    fewer columns than the header, or with text in more, and counts them in one warning. Raises
+    UserError for an unknown label.
     """
     task = TASKS.get(task, task)
     path = path_of(folder, task.name, split)
@@ -155,7 +155,7 @@ def load(folder, task, split):
 def load_unlabelled(path, task):
     """Read a test file, or a user's own file, whose first line names the task's text columns.
 
-    Every line needs a prediction: missing text counts as empty, text after the last column is
+    Every line needs a prediction. Missing text counts as empty, text after the last column is
     ignored, and one warning counts such lines.
     """
     lines = list(read_lines(path))
@@ -178,8 +178,8 @@ def load_unlabelled(path, task):
 @dataclasses.dataclass
 class Features:
     """Tokenised examples, cut to max_length."""
-    pairs: list  # (A, B) or (A,) of each example: token ids in arrays, 4 bytes a token
-    labels: np.ndarray | None  # (n,) int64 or float32; None in test
+    pairs: list  # (A, B) or (A,) of each example: token ids in arrays, 4 bytes per token
+    labels: np.ndarray | None  # (n,) int64 or float32, None in test
     specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
 
@@ -192,8 +192,7 @@ class Features:
         return np.array([1 + sum(len(part) + 1 for part in pair) for pair in self.pairs])
 
     def batch(self, index, width):
-        """ids, token_type_ids (B, width), lengths (B,), all int64, and labels (B,) if there are
-        any."""
+        """ids, token_type_ids (B, width), lengths (B,), all int64, and labels (B,) if any."""
         ids, token_type_ids = tasks.join([self.pairs[i] for i in index], self.specials, width)
         batch = {"ids": ids, "token_type_ids": token_type_ids, "lengths": self.lengths[index]}
         if self.labels is not None:
@@ -202,15 +201,15 @@ class Features:
 
 
 def cut_pair(first, second, room):
-    """Cut the longer of two sequences at its end until the two together have at most `room` tokens.
-    On a tie the second is cut."""
+    """Cut the longer of two sequences at its end until both together have at most `room` tokens. On
+    a tie the second is cut."""
     kept = min(len(first), max(room - len(second), (room + 1) // 2))
     return first[:kept], second[:room - kept]
 
 
 def encode(examples, tokenizer, max_length):
-    """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens; a warning counts
-    those that are cut."""
+    """Examples -> Features: [CLS] A [SEP] (B [SEP]) of at most max_length tokens. A warning counts
+    cut examples."""
     sides = [tokenizer.encode_batch(texts)
              for texts in zip(*(example.texts for example in examples))]
     room = max_length - 1 - len(sides)
@@ -248,14 +247,14 @@ def score(task, outputs, labels):
 
 
 def paper_average(results):
-    """The mean of the nine main numbers of AutoBERT-Zero's Appendix C (no WNLI), None where one is
-    missing. results: {task: its main score}, MNLI mismatched under "MNLI-mm"."""
+    """The mean of the nine main numbers of AutoBERT-Zero's Appendix C (no WNLI), or None if one is
+    missing. results: {task: its main score}, with MNLI mismatched as "MNLI-mm"."""
     if {*PAPER_AVERAGE} <= results.keys():
         return float(np.mean([results[name] for name in PAPER_AVERAGE]))
 
 
 def write_submission(folder, task, outputs, split):
-    """Write the leaderboard's file of a task, such as CoLA.tsv or MNLI-mm.tsv, and return its path.
+    """Write the leaderboard's file of a task, such as CoLA.tsv or MNLI-mm.tsv. Returns its path.
 
     outputs: as in predictions_of, in the order of the test file. Labels are written by name, scores
     clipped to 0..5.
@@ -277,8 +276,8 @@ def write_submission(folder, task, outputs, split):
 
 
 class GlueTask(tasks.Task):
-    """A task of GLUE. Its splits are those that have a file; the file of --predict is the only
-    split, "test"."""
+    """A task of GLUE. Its splits are those with a file. The file of --predict is the only split,
+    "test"."""
 
     def __init__(self, name, source, tokenizer, recipe):
         self.task = source.spec
@@ -286,7 +285,7 @@ class GlueTask(tasks.Task):
                   for split, part in source.examples.items()}
         kind = "value" if self.task.regression else "class"
         metrics = *self.task.metrics, "main"
-        if not recipe.main:  # of a task of one's own
+        if not recipe.main:  # of a user's own task
             recipe = dataclasses.replace(recipe, main=self.task.metrics[0])
         super().__init__(
             self.task.name, kind, self.task.classes, metrics, recipe, source, splits)
@@ -309,6 +308,6 @@ class GlueTask(tasks.Task):
         return {**scores, "main": main}
 
     def write(self, split, outputs, folder):
-        """Write the leaderboard's file of a test split; returns its path."""
+        """Write the leaderboard's file of a test split. Returns its path."""
         if split.startswith("test"):
             return write_submission(folder, self.task, outputs, split)
