@@ -99,9 +99,9 @@ class Result(dict):
 class RunFolder:
     """The folder of one run. Rank 0 makes it and holds its lock.
 
-    Refuses a folder in which another run, with another identity or other data, has computed
-    something. If that run has computed nothing, as after a mistake, the folder is reused. With
-    cfg.restart, deletes the files of a run of the same kind.
+    Refuses the folder of another run (another identity or other data) that has computed something.
+    If it has computed nothing, as after a mistake, the folder is reused. With cfg.restart, deletes
+    the files of a run of the same kind.
 
     settings: of the run's identity. Default: all of cfg. reads: {flag: files and folders that the
     run reads}. Their fingerprints are compared, unless earlier commands read nothing of the flag: a
