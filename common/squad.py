@@ -3,12 +3,12 @@
     [CLS] question (at most max_query tokens) [SEP] window of the paragraph [SEP]
 
 A paragraph longer than the model's input is cut into overlapping windows, a new one every
-`doc_stride` tokens. A token that lies in several windows may begin an answer only in the window
-that owns it: where it has the most context on its shorter side. Paragraphs and questions are
-tokenised once; a window's tokens are put together only when its batch is drawn.
+`doc_stride` tokens. A token in several windows may begin an answer only in the window that owns it,
+where it has the most context on its shorter side. Paragraphs and questions are tokenised once.
+Windows are assembled only when their batch is drawn.
 
 A training window without the answer, and every window of an unanswerable question, has its start
-and end at [CLS] and `impossible` set, in 1.1 as in 2.0, as in BERT and ALBERT.
+and end at [CLS] and `impossible` set, in 1.1 and 2.0, as in BERT and ALBERT.
 """
 import math
 from array import array
@@ -25,11 +25,11 @@ from common.cli import UserError
 from common.files import existing, read_json, write_json
 
 FIX = "point --squad at the folder with the official train and dev JSON files"
-N_BEST = 20  # starts, ends and answers that are kept, as in the official script of BERT
+N_BEST = 20  # starts, ends and answers to keep, as in the official script of BERT
 MAX_ANSWER = 30  # tokens
-THRESHOLD = "threshold.json"  # of "no answer", next to a model of SQuAD 2.0
-# indices in Features of question and paragraph; first token in the paragraph and number of tokens;
-# tokens from own to own_end, counted in the window, belong to this window
+THRESHOLD = "threshold.json"  # for "no answer", next to a model of SQuAD 2.0
+# indices in Features of question and paragraph, first token in the paragraph and number of tokens.
+# The window owns the tokens from own to own_end, counted in the window
 WINDOW = np.dtype([(name, np.int32) for name in (
     "question", "paragraph", "start", "length", "own", "own_end")])
 # answers: tuple of (text, start in context)
@@ -41,8 +41,8 @@ Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
 
 def read_answers(entry, question, place):
-    """The Question with the answers of its entry of "qas". Raises UserError where an answer is not
-    in the paragraph."""
+    """The Question with the answers of its entry of "qas". Raises UserError if an answer is not in
+    the paragraph."""
     answers = tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
     for text, start in answers:
         if not text or start < 0 or not question.context.startswith(text, start):
@@ -59,8 +59,8 @@ def files(folder, name):
 
 
 def load(path, with_answers=True):
-    """The questions of a SQuAD JSON file: a list of Question. Raises UserError for a file in
-    another layout, or with a wrong answer if answers are read."""
+    """The questions of a SQuAD JSON file: a list of Question. Raises UserError for another layout,
+    or for a wrong answer if answers are read."""
     content = read_json(path, dict, "use the layout of the official SQuAD files")
     questions = []
     place = path
@@ -89,7 +89,7 @@ def load(path, with_answers=True):
 @lru_cache(maxsize=4096)
 def cut_windows(tokens, capacity, stride):
     """Cut a paragraph into windows. Returns an int array (windows, 4): start, length, and the range
-    [own, own_end) of the window's tokens that it owns.
+    [own, own_end) of tokens that the window owns, counted in the window.
 
     The owner of a token is the window with the largest min(tokens to the left, tokens to the right)
     + 0.01 x length, the first of equal ones.
@@ -100,7 +100,7 @@ def cut_windows(tokens, capacity, stride):
     left = np.arange(tokens) - starts[:, None]  # (windows, tokens)
     context = np.minimum(left, lengths[:, None] - 1 - left)
     owner = np.where(context >= 0, context + 0.01 * lengths[:, None], -1.0).argmax(axis=0)
-    # from left to right the owner never falls, so a window owns one run of tokens
+    # the owner never decreases from left to right, so a window owns one run of tokens
     windows = np.arange(len(starts))
     own = np.searchsorted(owner, windows, side="left") - starts
     own_end = np.searchsorted(owner, windows, side="right") - starts
@@ -109,12 +109,12 @@ def cut_windows(tokens, capacity, stride):
 
 @dataclass
 class Features:
-    """Windows over tokenised questions and paragraphs; W windows."""
+    """W windows over tokenised questions and paragraphs."""
     questions: list
     queries: list  # token ids of each question
     contexts: list  # (token ids, start and end of each token in the text) of each paragraph
     windows: np.ndarray  # (W,) of WINDOW
-    targets: np.ndarray | None  # (W, 3): start, end in the input, impossible; None for evaluation
+    targets: np.ndarray | None  # (W, 3): start, end in the input, impossible. None for evaluation
     specials: tuple  # ids of [CLS], [SEP], padding
     max_length: int
 
@@ -132,9 +132,9 @@ class Features:
         return self.offsets + self.windows["length"] + 1
 
     def batch(self, index, width):
-        """B windows: ids, token_type_ids (B, width), lengths (B,), int64; p_mask (B, width) bool,
-        True where no answer can begin or end: the question, both [SEP] and the padding ([CLS]
-        stands for "no answer"). With targets also start, end (B,) int64, impossible (B,) float32.
+        """B windows: ids, token_type_ids (B, width), lengths (B,), int64, and p_mask (B, width)
+        bool, True where no answer can begin or end: the question, both [SEP] and the padding ([CLS]
+        means "no answer"). With targets also start, end (B,) int64, impossible (B,) float32.
         """
         pairs = [(self.queries[question], self.contexts[paragraph][0][start:start + length])
                  for question, paragraph, start, length, _, _ in self.windows[index].tolist()]
@@ -157,8 +157,8 @@ class Features:
 
 
 def window_targets(windows, offset, answer):
-    """(n, 3): start, end, impossible of a question's n windows, as cut_windows makes them. answer:
-    the indices of its tokens in the paragraph, none for an unanswerable question."""
+    """(n, 3): start, end, impossible of a question's n windows from cut_windows. answer: the
+    indices of its tokens in the paragraph, empty if unanswerable."""
     targets = np.tile([0, 0, 1], (len(windows), 1))
     if len(answer):
         start, length, _, _ = windows.T
@@ -169,7 +169,7 @@ def window_targets(windows, offset, answer):
 
 
 def answer_tokens(question, starts, ends):
-    """The indices of the paragraph's tokens that the first answer touches."""
+    """The indices of the paragraph's tokens that overlap the first answer."""
     if not question.answers:
         return np.array([], dtype=np.int64)
     text, begin = question.answers[0]
@@ -185,7 +185,7 @@ def encode_context(tokenizer, text):
 
 def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
     """Questions -> Features. max_length: tokens of an input, special ones included. training: with
-    targets, from each question's first answer; an answer without a token counts as missing."""
+    targets, from each question's first answer. An answer without a token counts as missing."""
     max_query = min(max_query, max_length - 3 - 1)
     queries = []
     contexts = []
@@ -237,9 +237,9 @@ def extract(features, start_logits, end_logits):
 def rank(features, starts, ends, scores, null, relative=False):
     """Answers from K candidate spans of each window, also of a beam (XLNet's and ALBERT's 5 x 5).
 
-    starts, ends: (W, K) positions in the window's input; spans outside the paragraph, with a start
-    that the window does not own, or longer than MAX_ANSWER tokens are dropped. scores: (W, K).
-    null: (W,) scores of "no answer"; a question has the smallest of its windows. relative: subtract
+    starts, ends: (W, K) positions in the window's input. Drops spans outside the paragraph, spans
+    whose start the window does not own, and spans longer than MAX_ANSWER tokens. scores: (W, K).
+    null: (W,) scores of "no answer". A question has the smallest of its windows. relative: subtract
     the best span's score from it. Returns Predictions: texts {id: the best answer}, nbest {id: list
     of {"text", "score", "probability"}}, null_odds {id: float}.
     """
@@ -268,7 +268,7 @@ def rank(features, starts, ends, scores, null, relative=False):
 
 
 def distinct(context, spans):
-    """The N_BEST best different texts of spans (score, start, end), and their probabilities."""
+    """The N_BEST best distinct texts of spans (score, start, end), and their probabilities."""
     texts = {}
     for score, start, end in sorted(spans, key=lambda span: -span[0]):
         texts.setdefault(context[start:end].strip(), score)
@@ -297,14 +297,14 @@ def question_scores(question, prediction, version):
 
 
 def best_threshold(f1, odds, answerable, texts):
-    """The threshold with the best mean F1: answers with larger odds are withdrawn.
+    """The threshold with the best mean F1. Answers with larger odds are withdrawn.
 
-    f1: (n,) of each answer if given. answerable: (n,) bool. texts: the answers.
+    f1: (n,) of each answer. answerable: (n,) bool. texts: the answers.
     """
     order = np.argsort(odds, kind="stable")
     ranked = odds[order]
     gain = np.where(answerable, f1, [-1.0 * bool(text) for text in texts])[order]
-    totals = np.concatenate([[0.0], np.cumsum(gain)])  # by answers kept
+    totals = np.concatenate([[0.0], np.cumsum(gain)])  # by number of answers kept
     totals[1:-1][ranked[1:] == ranked[:-1]] = -np.inf  # no threshold separates equal odds
     best = int(np.argmax(totals))
     return float(ranked[best - 1] if best else np.nextafter(ranked[0], -np.inf))
@@ -313,9 +313,9 @@ def best_threshold(f1, odds, answerable, texts):
 def evaluate(questions, predictions, null_odds=None, threshold=0.0):
     """The official scores, as fractions.
 
-    predictions: {id: text}. null_odds: {id: odds of "no answer"}: answers with odds above the
-    threshold are withdrawn; None: the threshold that gives the best F1 on these questions. Returns
-    exact and f1, and with null_odds and unanswerable questions (2.0) the threshold.
+    predictions: {id: text}. null_odds: {id: odds of "no answer"}. Answers with odds above the
+    threshold are withdrawn. None: the threshold with the best F1 on these questions. Returns exact
+    and f1, and with null_odds and unanswerable questions (2.0) the threshold.
     """
     answerable = np.array([not question.impossible for question in questions])
     version = 1 if answerable.all() else 2
@@ -337,11 +337,11 @@ def evaluate(questions, predictions, null_odds=None, threshold=0.0):
 
 
 class SquadTask(tasks.Task):
-    """A span of the paragraph; in 2.0 [CLS] stands for "no answer". The file of --predict is the
-    only split, "dev"."""
+    """A span of the paragraph. In 2.0 [CLS] means "no answer". The file of --predict is the only
+    split, "dev"."""
 
     def __init__(self, name, source, tokenizer, recipe):
-        self.threshold = source.spec  # of "no answer"; None: the best on dev
+        self.threshold = source.spec  # for "no answer". None: the best on dev
         stride = min(128, recipe.length // 3)
         windows = {split: features(questions, tokenizer, recipe.length, stride,
                                    training=split == "train")
@@ -355,7 +355,7 @@ class SquadTask(tasks.Task):
 
     @staticmethod
     def read_file(name, path, model):
-        """With the threshold of "no answer" that the model was fine-tuned with."""
+        """With the model's threshold for "no answer"."""
         kept = Path(model, THRESHOLD)
         threshold = read_json(kept)["threshold"] if kept.exists() else 0.0
         return tasks.Source({"dev": load(path, with_answers=False)}, path, threshold)
@@ -365,8 +365,8 @@ class SquadTask(tasks.Task):
         return [Predictions(empty, {}, dict.fromkeys(empty, 0.0))]
 
     def answers(self, outputs):
-        """Predictions on dev. outputs: start and end logits (W, T, 2) of the windows; a beam, as
-        rank takes it; or Predictions, which are returned."""
+        """Predictions on dev. outputs: start and end logits (W, T, 2) of the windows, a beam as in
+        rank, or Predictions, which are returned."""
         if isinstance(outputs, Predictions):
             return outputs
         if isinstance(outputs, tuple):
@@ -374,16 +374,16 @@ class SquadTask(tasks.Task):
         return extract(self.splits["dev"], outputs[..., 0], outputs[..., 1])
 
     def score(self, split, outputs):
-        """The official scores as fractions; "main" is F1. In 2.0 an answer is withdrawn, as in the
-        written files, if its odds of "no answer" exceed the threshold with the best F1 on dev."""
+        """The official scores as fractions. "main" is F1. In 2.0 answers whose odds of "no answer"
+        exceed the threshold with the best F1 on dev are withdrawn, as in the written files."""
         predictions = self.answers(outputs)
         odds = predictions.null_odds if self.name == "SQuAD2.0" else None
         scores = evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
         return {**scores, "main": scores["f1"]}
 
     def write(self, split, outputs, folder):
-        """Write predictions.json, nbest_predictions.json and null_odds.json; returns the path of
-        the first. In 2.0 answers above the threshold are withdrawn; the file THRESHOLD has it."""
+        """Write predictions.json, nbest_predictions.json and null_odds.json. Returns the path of
+        the first. In 2.0 answers above the threshold are withdrawn. The file THRESHOLD has it."""
         predictions = self.answers(outputs)
         texts = predictions.texts
         if self.name == "SQuAD2.0":
