@@ -11,38 +11,37 @@ from collections import namedtuple
 import numpy as np
 import torch
 
-POOL = 50  # batches that are sorted by length together
+POOL = 50  # batches sorted by length together
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a paper fine-tunes one task."""
+    """A paper's settings for fine-tuning a task."""
     lr: float
     batch: int
-    epochs: float = 0  # passes over the training examples; `steps` overrides it
+    epochs: float = 0  # passes over the training examples, overridden by `steps`
     steps: int = 0
     warmup: float = 0.1  # fraction of the steps
     dropout: float = 0.1
     length: int = 128  # longest input in tokens
-    main: str = "accuracy"  # the metric that counts; "a+b" is the mean of two
+    main: str = "accuracy"  # the reported metric. "a+b" is the mean of two
 
 
-# examples: {split: what was read}; file: one that --predict takes; spec: further facts on the task
+# examples: {split: list}. file: for --predict. spec: more facts on the task
 Source = namedtuple("Source", "examples file spec", defaults=(None,))
 
 
 class Task:
-    """What a fine-tuning needs of a task: data, metrics and official files.
+    """The interface of a task: data, metrics and official files.
 
-    name. kind: "class", "value" (a regression), "span" or "choice". outputs: numbers that a head
-    gives (of a span: for each token). metrics: names in a score. recipe: Recipe. examples: {split:
-    what was read}, with "train" and "dev"; file: one that --predict takes. splits: {split: the
-    features of its examples}.
+    name. kind: "class", "value" (a regression), "span" or "choice". outputs: numbers from a head
+    (of a span: per token). metrics: names in a score. recipe: Recipe. examples: {split: list}, with
+    "train" and "dev". file: for --predict. splits: {split: the features of its examples}.
 
-    A subclass stands next to the reader of its data and is made from (name, source, tokenizer,
-    recipe). Its sources come from read(name, folder, search), and, for a file of the user's own,
-    from read_file(name, path, model); model: the folder of the tuned model. search: read train
-    and dev only.
+    A subclass is defined next to the reader of its data and made from (name, source, tokenizer,
+    recipe). Its sources come from read(name, folder, search) or, for a user's own file, from
+    read_file(name, path, model). model: the folder of the tuned model. search: read only train and
+    dev.
     """
 
     def __init__(self, name, kind, outputs, metrics, recipe, source, splits):
@@ -62,8 +61,8 @@ class Task:
         return self.recipe.steps or max(1, round(self.recipe.epochs * per_epoch))
 
     def evaluation_steps(self, every=0):
-        """Steps after which to evaluate: every `every` steps; or, if 0, up to 20 times, capped so
-        that evaluation sees fewer examples than training. Always includes the last step."""
+        """Steps at which to evaluate: every `every` steps, or, if 0, up to 20 times, capped so that
+        evaluation sees fewer examples than training. Always includes the last step."""
         if every:
             return {*range(every, self.steps, every), self.steps}
         trained = self.steps * self.recipe.batch
@@ -82,14 +81,14 @@ class Task:
         return torch.eye(width)[:, None].expand(-1, len(self.examples["dev"]), -1)  # (n, width)
 
     def context(self):
-        """What is printed next to a score: "headline", the name of the main metric,
-        "majority_baseline", and a "file" that --predict takes."""
+        """The context of a printed score: "headline", the name of the main metric,
+        "majority_baseline", and a "file" for --predict."""
         return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
                 "file": str(self.file)}
 
     @staticmethod
     def choose(examples, count):
-        """`count` of the examples of a split."""
+        """`count` examples of a split."""
         return examples[:count]
 
     def standard_error(self, score):
@@ -101,8 +100,8 @@ class Task:
         return spread / math.sqrt(len(self.examples["dev"]))
 
     def batches(self, seed, start=0):
-        """Endless training batches from step `start` on: dictionaries of CPU tensors. Each epoch
-        has its own order."""
+        """Endless training batches from step `start`: dictionaries of CPU tensors. Each epoch has
+        its own order."""
         per_epoch = math.ceil(len(self.splits["train"]) / self.recipe.batch)
         first, skipped = divmod(start, per_epoch)
         for epoch in itertools.count(first):
@@ -114,8 +113,7 @@ class Task:
 
 
 def join(pairs, specials, width):
-    """Inputs of a model from token ids: [CLS] A [SEP] B [SEP] for each (A, B), [CLS] A [SEP] for
-    each (A,).
+    """Inputs of a model from token ids: [CLS] A [SEP] B [SEP] for (A, B), [CLS] A [SEP] for (A,).
 
     specials: ids of [CLS], [SEP], padding. Returns int64 arrays (B, width): ids, and
     token_type_ids, which are 1 in B and the [SEP] after it.
@@ -136,8 +134,8 @@ def join(pairs, specials, width):
 def batch_indices(lengths, batch_size, seed, epoch):
     """Yield the indices of the examples of each batch.
 
-    With a seed: shuffled by (seed, epoch), cut into pools of POOL batches, sorted by length
-    inside a pool, and the batches shuffled. Without one: all examples from short to long.
+    With a seed: shuffled by (seed, epoch), cut into pools of POOL batches, sorted by length inside
+    a pool, and the batches shuffled. Without a seed: all examples from short to long.
     """
     order = np.argsort(lengths, kind="stable")
     starts = np.arange(0, len(lengths), batch_size)
@@ -155,10 +153,9 @@ def batch_indices(lengths, batch_size, seed, epoch):
 def batches(features, batch_size, seed=None, epoch=0):
     """Yield features.batch(index, width) as dictionaries of CPU tensors, with "index" (B,) int64.
 
-    features: of any task. The order is that of batch_indices. The width is the length of the
-    longest example in the batch, rounded up to a multiple of 8 for GPUs, where max_length allows
-    it. "lengths" is missing where all sequences are full: attention then needs no mask, and a GPU
-    can use flash kernels.
+    features: of any task. The order is that of batch_indices. The width is the longest example in
+    the batch, rounded up to a multiple of 8 for GPUs, up to max_length. "lengths" is missing if all
+    sequences are full, since attention then needs no mask, and GPUs can use flash kernels.
     """
     longest = features.lengths.reshape(len(features), -1).max(axis=1)  # of RACE's four inputs
     for index in batch_indices(longest, batch_size, seed, epoch):
