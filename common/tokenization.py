@@ -6,10 +6,10 @@
 
 SentencePiece follows the slow Hugging Face ALBERT tokenizer: white space collapsed, `` and ''
 replaced by ", NFKD, combining marks dropped, lower case. A token that ends in a digit and a comma
-("▁2011,") is split again without its comma, so that the comma is a token of its own; vocabularies
-of data/text.py have no such token. With lower=False it is plain SentencePiece, for translation:
-case, accents and quotes are kept, without the comma rule. WordPiece follows BERT's code. Unlike
-Hugging Face's tokenizers, neither reads "[MASK]" or "<unk>" in a text as a special token.
+("▁2011,") is split again without its comma, which becomes a separate token. Vocabularies of
+data/text.py have no such token. With lower=False, for translation, case, accents and quotes are
+kept, without the comma rule. WordPiece follows BERT's code. Unlike Hugging Face's tokenizers,
+neither reads "[MASK]" or "<unk>" in a text as a special token.
 """
 import functools
 import hashlib
@@ -32,10 +32,10 @@ SPECIALS = {
     "mask": ("[MASK]", "<mask>"),
 }
 SETTINGS = "tokenizer_config.json"  # next to a vocabulary: its Rules
-FAST = "tokenizer.json"  # a vocabulary and its rules in one file, as transformers 5 writes them
-LONGEST_WORD = 100  # characters; BERT makes longer words unknown
+FAST = "tokenizer.json"  # a vocabulary and its rules in one file, from transformers 5
+LONGEST_WORD = 100  # characters. BERT makes longer words unknown
 MEMO_WORDS = 200_000  # words that WordPiece remembers, about 50 MB
-# combining marks are among these; dashes and quotes are not
+# includes combining marks, but not dashes and quotes
 MARKS = re.compile("[\u0300-\u1fff\u20d0-\U0010ffff]")
 # a run of characters without BERT's white space
 WORD = re.compile("[^ \t\n\r\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+")
@@ -43,19 +43,19 @@ CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
                  "\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f]")
 
 
-# What a tokenizer does to a text first. lower: it drops case. strip_accents: it drops accents.
-# chinese: WordPiece makes each Chinese character a word.
+# The preprocessing of a tokenizer. lower: drop case. strip_accents: drop accents. chinese: each
+# Chinese character is a word (WordPiece).
 Rules = namedtuple("Rules", "lower strip_accents chinese")
 
 
 def rules_of(lower, strip_accents=None, chinese=None):
-    """Rules; accents are dropped with case unless strip_accents says otherwise, as in BERT."""
+    """Rules. As in BERT, accents are dropped with case unless strip_accents says otherwise."""
     strip_accents = lower if strip_accents is None else strip_accents
     return Rules(lower, strip_accents, chinese is not False)
 
 
 def without_marks(text):
-    """NFKD, combining marks dropped."""
+    """NFKD without combining marks."""
     return MARKS.sub(lambda match: "" if unicodedata.combining(match[0]) else match[0],
                      unicodedata.normalize("NFKD", text))
 
@@ -68,7 +68,7 @@ def preprocess(text):
 
 def preprocess_aligned(text):
     """preprocess(text), and the start and the end in the text of each of its characters. A part
-    without a character of its own, such as an accent, belongs to the character before it."""
+    that yields no character, such as an accent, belongs to the character before it."""
     chars = []
     starts = []
     # the second quote becomes a combining mark, which is dropped
@@ -85,12 +85,12 @@ def preprocess_aligned(text):
 
 
 class Tokenizer:
-    """What SentencePiece and WordPiece share.
+    """The common part of SentencePiece and WordPiece.
 
     names: the subwords in the order of their ids. vocab_size. pad_id, unk_id, cls_id, sep_id, and
     mask_id, which may be None. bos_id and eos_id, for sequence-to-sequence models, are cls_id and
-    sep_id. special_ids: sorted. starts_word: (V,) bool, True where a subword begins a word, and for
-    special tokens. rules: Rules. fingerprint: SHA-256 of content().
+    sep_id. special_ids: sorted. starts_word: (V,) bool, True for subwords that begin a word, and
+    for special tokens. rules: Rules. fingerprint: SHA-256 of content().
     """
 
     def __init__(self, path, rules, names):
@@ -114,7 +114,7 @@ class Tokenizer:
         self.starts_word = np.array([self.begins_word(name) for name in names])
         self.starts_word[list(self.special_ids)] = True
 
-    def __reduce__(self):  # is sent to worker processes as a path
+    def __reduce__(self):  # sent to worker processes as a path
         return opened, (type(self), str(self.path), self.rules)
 
     def encode(self, text):
@@ -123,7 +123,7 @@ class Tokenizer:
 
     def save(self, folder):
         """Copy the vocabulary into a folder for load_tokenizer, with its rules unless they are the
-        default, lower case; returns the path."""
+        default, lower case. Returns the path."""
         target = Path(folder) / self.file_name
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, self.content())
@@ -158,7 +158,7 @@ class SentencePieceTokenizer(Tokenizer):
             if rules.lower and re.search(r"\d,$", name) and not self.model.is_unused(i)}
 
     def settings(self):
-        """The rules as tokenizer_config.json has them."""
+        """The rules in tokenizer_config.json's form."""
         return {"do_lower_case": self.lower, "keep_accents": not self.lower}
 
     @staticmethod
@@ -176,7 +176,7 @@ class SentencePieceTokenizer(Tokenizer):
         return [self.model.piece_to_id(part) for part in [*parts, ","] if part]
 
     def encode_batch(self, texts):
-        """Ids of each text. Faster than one at a time; one thread, since several processes use
+        """Ids of each text. Faster than one at a time. One thread, since several processes use
         several cores better."""
         texts = [preprocess(text) if self.lower else text for text in texts]
         encoded = self.model.encode(texts, out_type=int, num_threads=1)
@@ -185,8 +185,8 @@ class SentencePieceTokenizer(Tokenizer):
         return [[j for i in ids for j in self.without_comma.get(i, (i,))] for ids in encoded]
 
     def encode_with_offsets(self, text):
-        """(ids, spans): encode(text), and the (start, end) of each token in the text; an empty span
-        for a "▁" by itself."""
+        """(ids, spans): encode(text), and the (start, end) of each token in the text. A lone "▁"
+        has an empty span."""
         clean = text
         starts = range(len(text))
         ends = range(1, len(text) + 1)
@@ -199,7 +199,7 @@ class SentencePieceTokenizer(Tokenizer):
         for token, (begin, end) in zip(encoded["ids"], encoded["offsets"]):
             begin = end - len(clean[begin:end].lstrip())  # "▁he" also spans the blank before it
             ids = self.without_comma.get(token, [token])
-            # by the digit-comma rule the digits share the span one by one
+            # after the digit-comma rule the digits divide the span one by one
             sizes = [len(self.names[i].replace("▁", "")) for i in ids[:-1]]
             cuts = np.minimum(begin + np.cumsum([0, *sizes]), end).tolist()
             tokens += ids
@@ -214,7 +214,7 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class WordPieceTokenizer(Tokenizer):
-    """A BERT vocabulary, vocab.txt or tokenizer.json: subwords, with "##" where one continues a
+    """A BERT vocabulary, vocab.txt or tokenizer.json: subwords, with "##" if they continue a
     word."""
 
     file_name = "vocab.txt"
@@ -235,7 +235,7 @@ class WordPieceTokenizer(Tokenizer):
         return "".join(f"{name}\n" for name in self.names).encode()
 
     def settings(self):
-        """The rules as tokenizer_config.json has them."""
+        """The rules in tokenizer_config.json's form."""
         return {
             "do_lower_case": self.lower,
             "strip_accents": self.rules.strip_accents,
@@ -262,7 +262,7 @@ class WordPieceTokenizer(Tokenizer):
         return kept
 
     def greedy(self, word):
-        """[(id, start, end)] of the longest subwords from the left; the unknown token where they do
+        """[(id, start, end)] of the longest subwords from the left, or the unknown token if they do
         not reach the end."""
         unknown = [(self.unk_id, 0, len(word))]
         if len(word) > LONGEST_WORD:
@@ -281,7 +281,7 @@ class WordPieceTokenizer(Tokenizer):
         return spans
 
     def split(self, word):
-        """[(id, start, end)] of a stretch without white space; a dropped character belongs to the
+        """[(id, start, end)] of a stretch without white space. A dropped character belongs to the
         character before it."""
         chars = self.characters(word)
         starts = [0, *(i for _, i in chars[1:]), len(word)]
@@ -319,14 +319,14 @@ class WordPieceTokenizer(Tokenizer):
 
 
 def is_word(char, chinese=True):
-    """Whether a character is a word of its own in BERT: punctuation (Unicode's P*, and all ASCII
+    """Whether a character is a separate word in BERT: punctuation (Unicode's P*, and all ASCII
     signs) and, by the rules, Chinese characters."""
     return (char.isascii() and not char.isalnum() or unicodedata.category(char)[0] == "P"
             or chinese and CJK.match(char) is not None)
 
 
 def fast_names(path):
-    """The subwords of a tokenizer.json in the order of their ids. UserError where it has no
+    """The subwords of a tokenizer.json in the order of their ids. UserError if it has no
     WordPiece."""
     content = read_json(path, dict, "give a vocab.txt or a spiece.model")
     model = content.get("model", {})
@@ -343,8 +343,8 @@ def fast_names(path):
 
 
 def read_rules(path):
-    """The Rules of a vocabulary: of tokenizer.json itself, or of the tokenizer_config.json next to
-    it; lower case without accents where there is none."""
+    """The Rules of a vocabulary, from tokenizer.json or from the tokenizer_config.json next to it.
+    Default: lower case without accents."""
     settings = path.with_name(SETTINGS)
     config = read_json(settings, dict) if settings.is_file() else {}
     normalizer = read_json(path, dict).get("normalizer") if path.name == FAST else None
@@ -361,7 +361,7 @@ def read_rules(path):
 def load_tokenizer(path, lower=None):
     """The tokenizer in a file, or in a folder with spiece.model, vocab.txt or tokenizer.json.
 
-    lower=False: for cased models and translation; None: as read_rules says.
+    lower=False: for cased models and translation. None: by read_rules.
     """
     given = Path(path)
     names = SentencePieceTokenizer.file_name, WordPieceTokenizer.file_name, FAST
@@ -376,5 +376,5 @@ def load_tokenizer(path, lower=None):
 
 @functools.lru_cache(maxsize=1)
 def opened(kind, path, rules):
-    """A tokenizer that was sent to this process with each of several jobs; it is opened once."""
+    """A tokenizer for this process, opened once for all jobs."""
     return kind(path, rules)
