@@ -1,1 +1,1 @@
-"""What comes from or goes to the outside."""
+"""Data from or to the outside."""
