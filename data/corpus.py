@@ -25,19 +25,19 @@ from common.files import read_json
 from common.tokenization import rules_of
 
 NAMES = ("tokens", "sentences", "documents")
-MOST_HELD_OUT = 1000  # documents, where a fraction is held out: 5% of Wikipedia are 300,000
+MOST_HELD_OUT = 1000  # documents, as a cap on a fraction: 5% of Wikipedia are 300,000
 FEW_SENTENCES = 4  # a book with a blank line after each paragraph has fewer
-# Documents are taken for the paragraphs of books if a file has many, all of them short. Of as many
-# articles of Wikipedia, some are far longer than the median.
+# Many documents in a file, all of them short, are probably paragraphs of books. Among as many
+# Wikipedia articles, some are far longer than the median.
 MANY_DOCUMENTS = 100  # in a file
 PARAGRAPH = 12  # sentences
 ALIKE = 10  # the longest document, in medians
-BLOCK = 64  # examples whose first random numbers are drawn together, which takes less time
-DRAWS = 20  # random numbers drawn for each example, which seldom needs more
+BLOCK = 64  # examples whose first random numbers are drawn together, for speed
+DRAWS = 20  # random numbers per example, which are usually enough
 
 
 def read_meta(folder):
-    """meta.json of a prepared folder, {} where there is none of this format."""
+    """meta.json of a prepared folder, or {} without one of this format."""
     try:
         meta = read_json(folder / "meta.json", dict)
     except UserError:
@@ -47,8 +47,8 @@ def read_meta(folder):
 
 @lru_cache(maxsize=2)
 def epoch_order(seed, epoch, slots, documents):
-    """(a permutation of the slots, a number in [0, 1) for each document) of one epoch. 4 bytes a
-    slot: 100 MB for Wikipedia and books in sequences of 128 tokens."""
+    """(a permutation of the slots, a number in [0, 1) per document) of one epoch. 4 bytes per slot:
+    100 MB for Wikipedia and books in sequences of 128 tokens."""
     rng = np.random.default_rng([seed, 0, epoch])
     order = np.arange(slots, dtype=np.uint32)
     rng.shuffle(order)
@@ -57,7 +57,7 @@ def epoch_order(seed, epoch, slots, documents):
 
 @lru_cache(maxsize=16)
 def draw_block(seed, block):
-    """The first random numbers of BLOCK examples, DRAWS for each."""
+    """The first DRAWS random numbers of each of BLOCK examples."""
     return np.random.default_rng([seed, 1, block]).random((BLOCK, DRAWS)).tolist()
 
 
@@ -71,12 +71,12 @@ def random_numbers(seed, number):
 
 @dataclass
 class Segments:
-    """B examples; int64 tensors, padded with 0. Text B follows text A."""
+    """B examples as int64 tensors, padded with 0. Text B follows text A."""
     segment_a: torch.Tensor  # (B, length)
     length_a: torch.Tensor  # (B,)
     segment_b: torch.Tensor  # (B, length)
-    length_b: torch.Tensor  # (B,) 0 where the text has no sentence boundary inside
-    other: torch.Tensor  # (B, length) text of another document to replace segment_b
+    length_b: torch.Tensor  # (B,) 0 if the text has no sentence boundary inside
+    other: torch.Tensor  # (B, length) text of another document, to replace segment_b
     length_other: torch.Tensor  # (B,)
 
     def __getitem__(self, chosen):
@@ -87,7 +87,7 @@ class Segments:
 class Corpus:
     """A prepared folder, or a part of its documents.
 
-    tokens, sentences, documents: memory maps; ids: (D,) the documents in view.
+    tokens, sentences, documents: memory maps. ids: (D,) the documents in view.
     """
 
     def __init__(self, folder, tokenizer=None, ids=None):
@@ -105,7 +105,7 @@ class Corpus:
         self.tokens = self.open_file("tokens", self.meta["dtype"], self.meta["tokens"])
         self.sentences = self.open_file("sentences", "int64", self.meta["sentences"] + 1)
         self.documents = self.open_file("documents", "int64", self.meta["documents"] + 1)
-        # a memoryview gives Python numbers, and is three times as fast to index as an array
+        # a memoryview gives Python numbers, and indexing is three times as fast as for an array
         self.starts = memoryview(self.sentences)
         self.document_starts = memoryview(self.documents)
         self.id_view = memoryview(self.ids)
@@ -119,7 +119,7 @@ class Corpus:
 
     def summary(self, held_out=0, hint=True):
         """The counts of the whole corpus as a sentence. held_out: number of held-out documents.
-        hint: add what helps if the documents are short."""
+        hint: add a hint if the documents are short."""
         counts = ", ".join(f"{self.meta[name]:,} {name}" for name in NAMES)
         sizes = np.diff(self.documents)
         median = float(np.median(sizes))
@@ -135,8 +135,8 @@ class Corpus:
         return line
 
     def split(self, held_out):
-        """(train, dev): documents are held out, evenly spread. held_out: below 1 a fraction of
-        them, at most MOST_HELD_OUT; from 1 on their number."""
+        """(train, dev), with evenly spaced held-out documents. held_out: a fraction if below 1,
+        capped at MOST_HELD_OUT, else a number."""
         total = len(self.ids)
         count = int(held_out) or min(max(1, round(held_out * total)), MOST_HELD_OUT)
         if count >= total:
@@ -172,13 +172,13 @@ class Corpus:
         return float(np.bincount(tokens).max() / len(tokens))
 
     def segments(self, position, num_examples, length, seed, short_prob=0.1):
-        """Examples from number `position` on of an endless stream, as Segments: consecutive tokens
-        of one document, split at a sentence boundary inside.
+        """Examples from number `position` of an endless stream, as Segments: consecutive tokens of
+        one document, split at a sentence boundary inside.
 
-        An example is a function of the seed and its number alone. So resuming needs only the
-        position, and each process makes a range of its own. length: room for the text of both
-        segments, in tokens, at least 2. An example has `length` tokens, or with short_prob a
-        uniform number in 2..length, and never more than its slot's stretch of a document.
+        An example depends only on the seed and its number. So resuming needs only the position, and
+        each process makes its own range. length: tokens of both segments together, at least 2. An
+        example has `length` tokens, or with probability short_prob a uniform number in 2..length,
+        and never more than its slot's stretch of a document.
         """
         parts = []
         for random, document, left, right, size in self.examples(
@@ -195,17 +195,17 @@ class Corpus:
         return self.collect(length, parts)
 
     def sentence_runs(self, position, num_examples, length, seed, short_prob=0.1, others=True):
-        """Like segments, but whole sentences, split between two of them: the sizes of the segments
+        """Like segments, but whole sentences, split between two of them. The sizes of the segments
         and their ends do not reveal which came first.
 
-        The slots of a document divide its sentences by number, so that each is shown as often.
-        (Divided by tokens, an example would begin or end with a long sentence, since a cut falls
-        into one more easily, and the outer sentences of a pair would reveal its order.) An example
-        takes as many sentences of its slot as fit into the size drawn for it, from the beginning or
-        up to the end, at random, but at least two where `length` has room for them.
+        The slots of a document divide its sentences by number, so that each appears equally often.
+        (If divided by tokens, an example would often begin or end with a long sentence, since a cut
+        is more likely to hit one, and the outer sentences of a pair would reveal its order.) An
+        example takes as many sentences of its slot as fit into its drawn size, from the beginning
+        or up to the end, at random, but at least two if `length` has room for them.
 
-        Without room for two, and in a document of one sentence, the example is one segment, cut out
-        of the slot's stretch. others=False leaves out `other`, which takes most of the time.
+        Without room for two, or in a document of one sentence, the example is one segment, cut out
+        of the slot's stretch. others=False omits `other`, which takes most of the time.
         """
         parts = []
         for random, document, left, right, size in self.examples(
@@ -227,9 +227,9 @@ class Corpus:
         return self.collect(length, parts)
 
     def examples(self, position, num_examples, length, seed, short_prob):
-        """Of each example from number `position` on: (a source of random numbers, the document, the
+        """For each example from number `position`: (a source of random numbers, the document, the
         first token of the stretch, the one after its last, the size of the example: `length`, or
-        with short_prob uniform in 2..length)."""
+        with probability short_prob uniform in 2..length)."""
         for number in range(position, position + num_examples):
             random = random_numbers(seed, number).__next__
             short = random() < short_prob
@@ -237,14 +237,14 @@ class Corpus:
             yield random, *self.stretch(number, length, seed), size
 
     def choose_sentences(self, random, document, left, right, size):
-        """(first, one after the last) of the sentences for up to `size` tokens, out of those that
-        belong to the stretch left .. right."""
+        """(first, one after the last) of the sentences for up to `size` tokens, out of those of the
+        stretch left .. right."""
         low, high = self.sentence_range(document)
         begin = self.starts[low]
         end = self.starts[high]
         start = low + round((left - begin) * (high - low) / (end - begin))
         stop = low + round((right - begin) * (high - low) / (end - begin))
-        # two sentences at least
+        # at least two sentences
         if random() < 0.5:
             stop = min(high, max(stop, low + 2))
             start = max(low, min(start, stop - 2))
@@ -259,9 +259,9 @@ class Corpus:
         """(document, first token, one after the last) of the stretch of text of example `number`.
 
         Each epoch takes the slots in another order. The slots of a document divide it, so that an
-        epoch shows each token once. Together they are longer than the document, and overhang its
-        two ends in a ratio that differs by epoch, each by at least a quarter of the difference. So
-        the cuts move, and no stretch is very short.
+        epoch shows each token once. Together they are longer than the document, and extend beyond
+        its two ends in a ratio that varies by epoch, each by at least a quarter of the difference.
+        So the cuts move, and no stretch is very short.
         """
         table = self.slot_table(length)
         total = table[-1]
@@ -284,9 +284,9 @@ class Corpus:
 
     def elsewhere(self, random, document, size):
         """(start, size) of text from a sentence's start in another document, to replace segment_b.
-        Like it, the text is never the beginning of a document, and it is as long: a classifier
-        cannot tell the two apart by that. Size 0 where none of eight documents has such text, and
-        where there is no other document."""
+        Like segment_b, it is never the beginning of a document, and it is as long, so that a
+        classifier cannot use these features. Size 0 if none of eight documents has such text, or
+        there is no other document."""
         for _ in range(8 if size and len(self.ids) > 1 else 0):
             chosen = int(random() * (len(self.ids) - 1))
             low, high = self.sentence_range(chosen + (chosen >= document))
@@ -298,8 +298,8 @@ class Corpus:
 
     def run_elsewhere(self, random, document, size, room, length):
         """(start, size) of whole sentences of another document, not from its beginning, to replace
-        segment_b. Draws eight candidates of at most `room` tokens and takes the one whose size is
-        nearest to `size`. Size 0 where none fits and where `size` is 0."""
+        segment_b. Draws eight candidates of at most `room` tokens and takes the one with the size
+        nearest to `size`. Size 0 if none fits or `size` is 0."""
         table = self.slot_table(length)
         first = table[document]
         stop = table[document + 1]
@@ -320,7 +320,7 @@ class Corpus:
         return min(runs)[1:] if runs else (0, 0)
 
     def collect(self, length, parts):
-        """Segments of (first token, size) of segment_a, segment_b and other, per example."""
+        """Segments from (first token, size) of segment_a, segment_b and other, per example."""
         tensors = []
         column = np.arange(length)
         for begin, size in np.array(parts, np.int64).reshape(-1, 3, 2).transpose(1, 2, 0):
@@ -333,10 +333,10 @@ class Corpus:
 def join(segment_a, length_a, segment_b, length_b, tokenizer, empty_b=False):
     """[CLS] A [SEP] B [SEP] of a batch.
 
-    segment_a, segment_b: (B, width) int64 ids; the first length_a, length_b (B,) are text.
-    Where length_b is 0 an example is [CLS] A [SEP]; with empty_b it keeps its second [SEP],
-    [CLS] A [SEP] [SEP]. Returns ids (B, T), token_type_ids (B, T): 1 in B and the [SEP] after it, 0
-    elsewhere, and lengths (B,), all int64, with T = width + 3.
+    segment_a, segment_b: (B, width) int64 ids, with text in the first length_a, length_b (B,). If
+    length_b is 0, an example is [CLS] A [SEP], or with empty_b [CLS] A [SEP] [SEP]. Returns ids (B,
+    T), token_type_ids (B, T), which are 1 in B and the [SEP] after it, and lengths (B,), all int64,
+    with T = width + 3.
     """
     width = segment_a.shape[1]
     position = torch.arange(width + 3)
