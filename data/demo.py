@@ -1,12 +1,12 @@
 """Demo data: English text that every machine with Python and torch already has, and small tasks
-made from it by rules. Nothing is downloaded. The scores mean nothing outside of this repository
+made from it by rules. Nothing is downloaded. The scores mean nothing outside this repository
 (data/README.md).
 
-The text is the documentation that the installed Python, numpy and torch contain: the topics of
-help() and everything between triple quotes in the source files, cleaned until running English is
-left. A document of the corpus is a topic or a docstring of two sentences or more, so neighbouring
-sentences have an order that can be learned. Half of the docstrings have one sentence and are left
-out: they teach nothing about order.
+The text is the documentation in the installed Python, numpy and torch: the topics of help() and
+everything between triple quotes in the source files, reduced to running English. A document of the
+corpus is a topic or a docstring of at least two sentences, so neighbouring sentences have an order
+that can be learned. The half of the docstrings with one sentence is dropped, since they teach
+nothing about order.
 
 A rule decides every label. The rules of the GLUE tasks need different skills of a network: word
 order, aggregation over a part of the text, counting to the k-th, retrieval, a wide window. Each
@@ -33,24 +33,24 @@ from common.cli import UserError
 from common.files import lock, read_json, release_locks
 from data.text import split_sentences
 
-RECIPE = 16  # raised when a rule in this file changes: demo data of another recipe is refused
-MARK = "demo.json"  # the file that says what a folder is; in an unfinished one it is empty
+RECIPE = 16  # raised when a rule in this file changes. Demo data of another recipe is refused
+MARK = "demo.json"  # identifies a folder. It is empty in an unfinished one
 SEED = 20
 
 # --- text ---
-LEAST_DOCSTRINGS = 1000  # of a source; a complete one has several thousand
-# Folders without prose, or with so little for their size that reading them would double the time.
+LEAST_DOCSTRINGS = 1000  # of a source. A complete one has several thousand
+# Folders without prose, or with too little for their size: reading them would double the time.
 SKIPPED = set("""__pycache__ site-packages dist-packages test tests idle_test lib2to3 testing _refs
     _prims _decomp _vendor _pyinstaller encodings sparse""".split())
-# These parts of a docstring are removed: a directive, or a line that ends in ::, with all lines
-# that are indented deeper; a doctest up to the next blank line; a heading with its underline;
-# numpy's lines "name : type".
+# Removed parts of a docstring: a directive, or a line that ends in ::, with all lines that are
+# indented deeper, a doctest up to the next blank line, a heading with its underline, and numpy's
+# lines "name : type".
 CODE = re.compile(r"(?m)^( *)(?:\.\. .*|.*::) *\n(?:(?:\1 +.*| *)\n)*"
                   r"|^ *>>>.*\n(?:.*\S.*\n)*")
 HEADING = re.compile(r"(?m)^.*\n *([-=~^*#\"+.])\1{2,} *$"
                      r"|^ *[\w.*`]+(?:, [\w.*`]+)* : .*$")
-# Where a paragraph ends: at a blank line, and before a bullet, a number, ":param x: ..." and "x
-# (int): ...".
+# A paragraph ends at a blank line, and before a bullet, a number, ":param x: ..." and "x (int):
+# ...".
 PARAGRAPH_END = re.compile(r"(?m)\n\s*\n|^\s*(?:[-*+•]|\(?\d{1,2}[.)])\s+"
                            r"|^\s*:\w+[^:\n]{0,60}:\s+"
                            r"|^\s*[\w.*]+(?:, [\w.*]+)* ?(?:\([^)\n]{0,80}\))?(?::\s| --? )")
@@ -67,8 +67,8 @@ WORD = re.compile(r"[\"'(]*(?:[A-Za-z][a-z]*(?:['-][A-Za-z]+)*|[A-Z]{2,6}s?|\d+)
 
 
 def raw_documents():
-    """(source, name, texts) of every help topic and module on this machine; a text is a topic or a
-    docstring, source is language, python, numpy or torch. The order does not depend on the file
+    """(source, name, texts) of every help topic and module on this machine. A text is a topic or a
+    docstring. source is language, python, numpy or torch. The order does not depend on the file
     system."""
     for name, text in sorted(pydoc_data.topics.topics.items()):
         yield "language", name, [text]
@@ -93,8 +93,8 @@ def raw_documents():
 
 
 def is_prose(sentence):
-    """True for a sentence of 4 to 60 words that ends as one and is at most one eighth identifiers,
-    formulas and symbols."""
+    """True for a sentence of 4 to 60 words with a capital and a final mark, and at most one eighth
+    identifiers, formulas and symbols."""
     words = sentence.split()
     begins = sentence[0].isupper() or sentence[0] in "\"'("
     if not (4 <= len(words) <= 60 and begins and sentence[-1] in ".!?"):
@@ -103,8 +103,8 @@ def is_prose(sentence):
 
 
 def prose(text, seen):
-    """The sentences of a docstring or topic that are English prose and not in the set `seen` yet,
-    which they join."""
+    """The sentences of a docstring or topic that are English prose and not yet in the set `seen`.
+    Adds them to it."""
     kept = []
     text = CODE.sub("\n", inspect.cleandoc(text) + "\n")
     for paragraph in PARAGRAPH_END.split(HEADING.sub("\n", text)):
@@ -121,13 +121,13 @@ def prose(text, seen):
     return kept
 
 
-# lines: the sentences of all texts; texts: those of each docstring
+# lines: the sentences of all texts. texts: the sentences of each docstring
 Document = namedtuple("Document", "source name texts lines")
 
 
 def read_documents(least=8, most=50):
-    """Documents of at most `most` docstrings of a module, without a sentence that came before;
-    those of fewer than `least` sentences are dropped."""
+    """Documents of at most `most` docstrings of a module, without repeated sentences. Drops those
+    with fewer than `least` sentences."""
     documents = []
     seen = set()
     bar = tqdm(raw_documents(), "reading documentation", unit=" modules", leave=False, disable=None)
@@ -141,12 +141,12 @@ def read_documents(least=8, most=50):
     return documents
 
 
-SHARES = {"corpus": 750, "train": 925, "dev": 963, "test": 1000}  # where a part ends
+SHARES = {"corpus": 750, "train": 925, "dev": 963, "test": 1000}  # upper bound of each part
 
 
 def deal(documents):
-    """{part: documents} with part one of corpus, train, dev, test, chosen by a hash of the
-    document's name."""
+    """{part: documents} with the parts corpus, train, dev, test, chosen by a hash of the document's
+    name."""
     parts = {part: [] for part in SHARES}
     for document in documents:
         number = int(hashlib.sha256(document.name.encode()).hexdigest()[:8], 16) % 1000
@@ -156,7 +156,7 @@ def deal(documents):
 
 
 def corpus_files(documents):
-    """One .txt file a source: one sentence a line, a blank line between docstrings."""
+    """One .txt file per source, with one sentence per line and a blank line between docstrings."""
     for source in sorted({document.source for document in documents}):
         texts = [text for document in documents if document.source == source
                  for text in document.texts if len(text) > 1]
@@ -179,7 +179,7 @@ ORDINALS = "first second third fourth fifth".split()
 
 
 def is_content(word):
-    """True for a plain word that carries meaning: letters only, longer than three, no function
+    """True for a plain word with a meaning: letters only, longer than three, not a function
     word."""
     return len(word) > 3 and word.isalpha() and word.lower() not in FUNCTION_WORDS
 
@@ -194,8 +194,8 @@ def disorder(words, size, rng):
 
 
 def gap(sentence, rng, longest=3):
-    """(words before, a phrase of 1 to `longest` plain words, words after); the phrase's first and
-    last words are content words. None where there is no such phrase."""
+    """(words before, a phrase of 1 to `longest` plain words, words after). The phrase begins and
+    ends with a content word. None if there is no such phrase."""
     words = sentence.split()
     spans = []
     for size in range(1, longest + 1):
@@ -211,7 +211,7 @@ def gap(sentence, rng, longest=3):
 
 
 def question(before, after):
-    """A cloze question: up to six words on each side of the gap, with "what" in it."""
+    """A cloze question: "what" instead of the gap, with up to six words on each side."""
     text = " ".join([*before[-6:], "what", *after[:6]]).rstrip(".,;:!?")
     return text[0].upper() + text[1:] + "?"
 
@@ -221,14 +221,14 @@ def enumerated(items):
     return " and ".join(", ".join(items).rsplit(", ", 1))
 
 
-PHRASE = re.compile(  # "of the nodes", where more words may follow but no noun
+PHRASE = re.compile(  # "of the nodes", followed by other words but no noun
     r"\b(?:at|by|for|from|in|of|on|to|with) (?:a|an|all|any|each|the|this) "
     r"(?!(?:default|empty|large|open)\b)[a-z]{3,8}"
     r"(?=[.,;:]| (?:and|are|as|at|by|for|from|in|is|of|on|or|to|will|with)\b)")
 
 
 class Text:
-    """Sentences and phrases of documents, drawn at random; the caller sets `rng`."""
+    """Sentences and phrases of documents, drawn at random. The caller sets `rng`."""
 
     def __init__(self, documents):
         self.lines = [line for document in documents for line in document.lines]
@@ -248,14 +248,14 @@ class Text:
 
 
 # --- GLUE ---
-# A rule makes the text or texts of an example that has the label. Examples are easy and hard: few
-# things and many, small distances and large ones. A network learns the easy ones first. No rule
+# A rule makes the text or texts of an example for a label. Examples are easy (few things, small
+# distances) and hard (many things, large distances). A network learns the easy ones first. No rule
 # compares two changing facts: such rules stay at chance for long and are then learned at once.
 
 
 def cola(text, label):
     """Is the word order of a sentence or of its first 9 to 20 words natural, or is a stretch of 3
-    to 6 words in another order?"""
+    to 6 words permuted?"""
     words = text.sentence(9, 20)
     if label == "0":
         words = disorder(words, text.rng.randint(3, 6), text.rng)
@@ -263,7 +263,7 @@ def cola(text, label):
 
 
 def sst2(text, label):
-    """Are most of the things open that it has now? What it had does not count."""
+    """Are most of the things that it has now open? What it had does not count."""
     rng = text.rng
     before = rng.randint(1, 6)
     now = rng.choice((1, 3, 5))
@@ -285,7 +285,8 @@ def stsb(text, label):
 
 def things(text, least, most, states, phrases, answer, marked=None):
     """(a sentence about `least` to `most` things with their states, the number of one of them). The
-    state of this one is `answer`; a thing `marked` places before it is called the default one."""
+    state of this one is `answer`. The thing `marked` positions before it is called the default
+    one."""
     rng = text.rng
     nouns = rng.sample(NOUNS, rng.randint(least, most))
     drawn = rng.choices(STATES[:states], k=len(nouns))
@@ -298,21 +299,21 @@ def things(text, least, most, states, phrases, answer, marked=None):
 
 
 def qnli(text, label):
-    """Two to five things have a state; is the k-th of them open?"""
+    """Two to five things have a state. Is the k-th of them open?"""
     answer = "open" if label in TRUE else "empty"
     sentence, number = things(text, 2, 5, 2, 2, answer)
     return [f"Is the {ORDINALS[number]} one open?", sentence]
 
 
 def mnli(text, label):
-    """Two to four things have a state. Is the state of the marked thing what text 2 says, the
-    opposite, or something else?"""
+    """Two to four things have a state. Text 2 gives the state of the marked thing, the opposite, or
+    something else."""
     answer = {"entailment": "open", "contradiction": "empty", "neutral": "large"}[label]
     return [things(text, 2, 4, 3, 3, answer, marked=0)[0], "The default one is open."]
 
 
 def rte(text, label):
-    """Three to five things have a state; is the thing after the marked one open?"""
+    """Three to five things have a state. Is the thing after the marked one open?"""
     answer = "open" if label in TRUE else "empty"
     sentence, _ = things(text, 3, 5, 2, 2, answer, marked=1)
     return [sentence, "The one after the default one is open."]
@@ -327,10 +328,10 @@ MNLI_COLUMNS = ("index|promptID|pairID|genre|sentence1_binary_parse|sentence2_bi
 STSB_COLUMNS = "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2"
 MRPC_COLUMNS = "#1 ID|#2 ID|#1 String|#2 String"
 TRAIN_EXAMPLES = 8000  # of train
-DEV_EXAMPLES = 1200  # of dev and of test; the standard error of an accuracy near 0.8 is 1.2 points
-CHARACTERS = 195  # at most, in an example: 64 tokens of the demo's vocabulary, with rare exceptions
-# Task: rule, labels, columns of the files with labels, columns of the test file. MRPC's rule is
-# RTE's, QQP's is QNLI's.
+DEV_EXAMPLES = 1200  # of dev and of test. The standard error of an accuracy near 0.8 is 1.2 points
+CHARACTERS = 195  # at most, per example: 64 tokens of the demo's vocabulary, with rare exceptions
+# Task: rule, labels, columns of labelled files, columns of the test file. MRPC has RTE's rule, QQP
+# has QNLI's.
 GLUE = {
     "CoLA": (cola, "01", "source|label|mark|sentence", "index|sentence"),
     "SST-2": (sst2, "01", "sentence|label", "index|sentence"),
@@ -347,8 +348,8 @@ LABEL = ("label", "score", "is_duplicate", "gold_label", "label1", "Quality")
 
 
 def make_examples(text, count, rule, labels, seen, longest):
-    """`count` examples (label, texts), as many of each label, in a random order. None is in the
-    set `seen`, which they join, or longer than `longest`."""
+    """`count` new examples (label, texts) with balanced labels, in a random order, none longer than
+    `longest`. Adds them to the set `seen`."""
     examples = []
     while len(examples) < count:
         label = labels[len(examples) % len(labels)]
@@ -361,7 +362,7 @@ def make_examples(text, count, rule, labels, seen, longest):
 
 
 def tsv(columns, examples, header):
-    """The text of a .tsv file; a column of another name contains the number of the example."""
+    """The text of a .tsv file. Columns with other names contain the number of the example."""
     names = columns.split("|")
     lines = ["\t".join(names)] if header else []
     for index, (label, texts) in enumerate(examples):
@@ -372,8 +373,8 @@ def tsv(columns, examples, header):
 
 
 def glue_files(parts, tasks=None, longest=CHARACTERS):
-    """The eight tasks with GLUE's folder names and file layouts; CoLA's files with labels have no
-    header. tasks: a table like GLUE, which replaces it. longest: characters of an example."""
+    """The eight tasks with GLUE's folder names and file layouts. CoLA's labelled files have no
+    header. tasks: a table that replaces GLUE. longest: characters of an example."""
     texts = {part: Text(parts[part]) for part in ("train", "dev", "test")}
     for task, (rule, labels, *columns) in (tasks or GLUE).items():
         seen = set()
@@ -389,15 +390,15 @@ def glue_files(parts, tasks=None, longest=CHARACTERS):
 
 # --- SQuAD and RACE ---
 def passages(document, size):
-    """The document cut into passages of `size` sentences; a shorter rest at its end is dropped."""
+    """The document cut into passages of `size` sentences, without a shorter rest."""
     lines = document.lines
     return [lines[start:start + size] for start in range(0, len(lines) - size + 1, size)]
 
 
 def squad_paragraph(name, cut, number, version, rng):
-    """Passage `number` of those in `cut` in SQuAD's JSON form, with up to two questions: a sentence
-    with "what" for a phrase that is unmistakable. In version 2 every third question is about the
-    passage before."""
+    """Passage `number` of `cut` in SQuAD's JSON form, with up to two questions: a sentence with
+    "what" instead of an unambiguous phrase. In version 2 every third question is about the previous
+    passage."""
     context = " ".join(cut[number])
     entries = []
     for turn in range(2):
@@ -424,7 +425,7 @@ def squad_paragraph(name, cut, number, version, rng):
 
 
 def squad_files(parts):
-    """train- and dev- files of versions 1.1 and 2.0."""
+    """The train- and dev- files of versions 1.1 and 2.0."""
     for version, label, suffix in ((1, "1.1", "v1.1"), (2, "v2.0", "v2.0")):
         for part in ("train", "dev"):
             rng = random.Random(f"{SEED} squad {part} {version}")
@@ -439,14 +440,14 @@ def squad_files(parts):
 
 
 def options_in(lines):
-    """The words that may be an option, sorted: content words in small letters."""
+    """The sorted words that may be an option: content words in lower case."""
     words = {word for line in lines for word in line.split()}
     return sorted(word for word in words if is_content(word) and word.islower())
 
 
 def race_article(passage, pool, rng):
-    """One RACE file: an article and up to three cloze questions of four options; only one option
-    occurs in the article."""
+    """One RACE file: an article and up to three cloze questions with four options. Only the right
+    option occurs in the article."""
     inside = options_in(passage)
     entry = {
         "article": " ".join(passage),
@@ -466,7 +467,7 @@ def race_article(passage, pool, rng):
 
 
 def race_files(parts):
-    """{train,dev,test}/{middle,high}/N.txt, one JSON object a file; middle has short articles."""
+    """{train,dev,test}/{middle,high}/N.txt, one JSON object per file. middle has short articles."""
     for part in ("train", "dev", "test"):
         pool = options_in(chain.from_iterable(document.lines for document in parts[part]))
         for start, level, size in ((0, "middle", 6), (1, "high", 12)):
@@ -480,8 +481,8 @@ def race_files(parts):
 
 
 # --- translation ---
-# A made-up German: these words have others, all others change their sounds, and verbs stand at the
-# end of their clause.
+# An invented German: these words have translations, all other words change their sounds, and verbs
+# move to the end of their clause.
 COMMON_GERMAN = dict(pair.split(":") for pair in """the:das a:ein of:von and:und or:oder is:ist
     are:sind to:zu for:für with:mit this:dies that:dass it:es not:nicht if:wenn be:sein by:durch
     from:aus as:als can:kann all:alle""".split())
@@ -489,18 +490,17 @@ SOUNDS = dict(pair.split(":") for pair in """tion:zung ing:end ment:mang ough:oc
     ch:tsch ph:f qu:kw oo:u ee:ie ea:ei ou:au ly:lich c:k d:t v:w x:ks y:ig w:v j:dsch""".split())
 SOUND = re.compile("|".join(SOUNDS))
 VERBS = set("is are was were can must may will should has have do does returns return".split())
-# translated: words, commas and one full stop
+# for translation: words, commas and one full stop
 PLAIN = re.compile(r"[A-Z][a-z]*(?: [a-z]+(?:[,;:](?= ))?){3,24}\.")
 
 
 def german(word):
-    """The German of an English word in small letters."""
+    """The German of an English word in lower case."""
     return COMMON_GERMAN.get(word) or SOUND.sub(lambda match: SOUNDS[match[0]], word)
 
 
 def translate(sentence):
-    """The German of a plain sentence: word by word, the first verb of a clause at the clause's
-    end."""
+    """The German of a plain sentence: word by word, with the first verb of a clause at its end."""
     clauses = []
     for clause, mark in re.findall(r"([^,;:.]+)([,;:.])", sentence.lower()):
         words = clause.split()
@@ -546,9 +546,9 @@ def shapes(x, y):
 
 
 def picture(label, rng):
-    """A (3, 32, 32) uint8 picture: the label's shape somewhere, slightly turned, in a colour near
-    the label's own, under noise. Colours help but do not decide, as in photographs: with random
-    colours a small transformer stays at chance for its first thousand steps."""
+    """A (3, 32, 32) uint8 picture: the label's shape at a random place, slightly turned, in a
+    colour near the label's, with noise. Colours help but do not decide, as in photographs: with
+    random colours a small transformer stays at chance for its first thousand steps."""
     centre = rng.uniform(10, 21, 2)
     size = rng.uniform(5, 12)
     angle = rng.uniform(-0.4, 0.4)
@@ -566,8 +566,8 @@ def picture(label, rng):
 
 
 def cifar10_files():
-    """The binary version's list of names, five training batches and test batch; the classes are
-    shapes."""
+    """The files of the binary version: the list of names, five training batches and a test batch.
+    The classes are shapes."""
     yield "batches.meta.txt", "\n".join(shapes(0, 0)) + "\n\n"
     rng = np.random.default_rng(SEED)
     sizes = {f"data_batch_{number}.bin": 800 for number in range(1, 6)}
@@ -604,7 +604,7 @@ def build(folder):
 
 
 def is_complete(folder):
-    """True if demo data of this recipe is in the folder. UserError if something else is there."""
+    """True if the folder has demo data of this recipe. UserError for other content."""
     if not (folder / MARK).exists():
         if folder.exists() and any(folder.iterdir()):
             raise UserError(f"{folder}: not empty and not demo data; "
@@ -617,13 +617,13 @@ def is_complete(folder):
 
 
 def make_demo(folder):
-    """Make the demo data in `folder`, unless it is there; returns its paths.
+    """Make the demo data in `folder`, unless it exists.
 
-    Returns {corpus, glue, squad, race, cifar10: folders; train_text, valid_text, test_text:
-    prefixes of .en and .de; sha256: of the contents}, all strings. The folder appears under its
-    name only when it is complete, so a killed run leaves no incomplete folder there. If two
-    processes need it at once, one makes it and the other waits. UserError where `folder` holds
-    something else. Complete demo data is only read: it may be on a read-only disk. """
+    Returns a dictionary of strings: the folders corpus, glue, squad, race, cifar10, the prefixes
+    train_text, valid_text, test_text of .en and .de, and the sha256 of the contents. The folder
+    gets its name only when it is complete, so a killed run leaves no incomplete folder there. If
+    two processes need it at once, one makes it and the other waits. UserError if `folder` has other
+    content. Complete demo data is only read, and may be on a read-only disk."""
     folder = pathlib.Path(folder)
     place = folder.resolve()  # a link to an empty folder stays a link
     made = place.with_name(f"{place.name}.part")
@@ -645,8 +645,7 @@ def make_demo(folder):
 
 
 def remove_unfinished(made):
-    """Delete what a killed process left of the folder that build() makes. UserError where
-    another program made it."""
+    """Delete an unfinished folder of build(). UserError if another program made it."""
     if made.exists() and any(made.iterdir()) and not (made / MARK).exists():
         raise UserError(f"{made}: made by another program, and the demo data are made under this "
                         "name; rename it")
