@@ -1,7 +1,7 @@
 """The official GLUE, SQuAD, RACE and CIFAR-10, fetched and checked.
 
-TABLE has the SHA-256 that each file must have. A set appears under its name only when it is
-complete. The same command fetches only files that are missing.
+TABLE has the SHA-256 of each file. A set gets its name only when it is complete. The same command
+fetches only missing files.
 
     DIR/archives/NAME                fetched files
     DIR/glue, squad, race, cifar10   the official layouts
@@ -47,7 +47,7 @@ cifar-10-binary.tar.gz   c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29
 
 
 def fetch(url, digest, folder):
-    """The path of the file in `folder`, fetched unless it is there, and checked."""
+    """The path of the file in `folder`, fetched if missing, and checked."""
     path = folder / url.rpartition("/")[-1]
     if not path.exists():
         try:
@@ -62,8 +62,8 @@ def fetch(url, digest, folder):
 
 
 def put(path, place):
-    """Copy a file to its place in a set; from an archive, the content of its top folder. Neither
-    kind of archive writes outside of the folder that it is unpacked into."""
+    """Copy a file into a set, or the content of an archive's top folder. Neither kind of archive
+    writes outside the folder that it is unpacked into."""
     if path.suffix not in (".zip", ".gz"):
         place.parent.mkdir(exist_ok=True)
         shutil.copy(path, place)
@@ -77,7 +77,7 @@ def put(path, place):
 
 
 def download(name, folder, table=TABLE):
-    """Fetch the set `name` into folder/name, unless it is there, and return that path."""
+    """Fetch the set `name` into folder/name, unless it exists. Returns that path."""
     target = Path(folder) / name
     archives = Path(folder) / "archives" / name
     if target.exists():
