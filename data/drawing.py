@@ -23,8 +23,8 @@ def scale(values, start, stop):
 
 
 def scatter(points, front, x_label, y_label):
-    """The SVG text of points (x, y, name). front: the indices of those that a line joins, in this
-    order, and that have another colour. The names show under the mouse."""
+    """The SVG text of points (x, y, name). front: the indices, in order, of points that a line
+    joins and that have another colour. The names are tooltips."""
     xs, ys, _ = zip(*points)
     left = MARGIN
     right = WIDTH - MARGIN / 2
