@@ -1,5 +1,5 @@
-"""Hugging Face folders, read and written, without the safetensors package: ALBERT for albert.py,
-BERT and ELECTRA for autotinybert.py.
+"""Read and write Hugging Face folders without the safetensors package: ALBERT for albert.py, BERT
+and ELECTRA for autotinybert.py.
 
 A .safetensors file is an 8-byte little-endian length, a JSON header of that length ({name: dtype,
 shape, data_offsets}) and the raw tensors. pytorch_model.bin is read with weights_only=True. So no
@@ -13,10 +13,10 @@ autotinybert.py has one tensor (3, heads, width, inputs), and (hidden, heads, wi
 projection (hidden, heads x width).
 
 The vocabulary is spiece.model or vocab.txt, from which transformers builds its own AlbertTokenizer
-(pip install sentencepiece protobuf) or BertTokenizer; tokenizer_config.json names the class.
-Ordinary text gives the same ids as common/tokenization.py. These differ in transformers 5:
-- "[MASK]" or "<unk>" written out in a text is a special token there, and text here.
-- Unigrams: where segmentations have equal scores, as of "====", another may be chosen. A final
+(pip install sentencepiece protobuf) or BertTokenizer. tokenizer_config.json names the class.
+Ordinary text gives the same ids as common/tokenization.py. transformers 5 differs in these cases:
+- "[MASK]" or "<unk>" in a text is a special token there, and text here.
+- Unigrams: among segmentations with equal scores, as of "====", it may choose another. A final
   capital sigma becomes σ. Spaces and control characters such as U+0085 are treated differently.
 - A cased SentencePiece vocabulary: `` and '' become " there.
 - A released ALBERT vocabulary: a "▁" follows each of its symbols ( ) " - . – £ €, and a token such
@@ -43,8 +43,8 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 # --- files ---------------------------------------------------------------------------------------
 
 def read_weights(folder):
-    """{name: tensor} of the model.safetensors or pytorch_model.bin in a folder, or of the parts
-    that its index names."""
+    """{name: tensor} of the model.safetensors or pytorch_model.bin in a folder, or of the parts in
+    its index."""
     readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": load_file}
     for name, read in readers.items():
         index = Path(folder) / f"{name}.index.json"
@@ -93,7 +93,7 @@ def write_weights(path, tensors):
             "dtype": "F32", "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the tensors start at a multiple of 8
+    text += b" " * (-len(text) % 8)  # aligns the tensors to 8 bytes
     with atomic(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
@@ -125,7 +125,7 @@ def write_tokenizer(folder, tokenizer, longest):
 
 
 def opener(tokenizer, kind, folder, trust=""):
-    """How transformers opens a folder with a vocabulary, and what must be installed for it."""
+    """The call with which transformers opens a folder, and the packages that it needs."""
     packages = "transformers"
     if tokenizer.file_name == "spiece.model":
         packages += " sentencepiece protobuf"
@@ -133,14 +133,13 @@ def opener(tokenizer, kind, folder, trust=""):
 
 
 def names_of(table, count):
-    """{our module: theirs} of a table whose names have {} in the place of a number below count."""
+    """{our module: theirs} of a table whose names have {} for a number below count."""
     return {ours.format(number): theirs.format(number)
             for ours, theirs in table.items() for number in range(count)}
 
 
 def check_config(config, required, sizes=()):
-    """ValueError where a key of `sizes` is missing, or a key is there with another value than
-    `required` has."""
+    """ValueError if a key of `sizes` is missing, or a key differs from `required`."""
     missing = [key for key in sizes if key not in config]
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
@@ -152,7 +151,7 @@ def check_config(config, required, sizes=()):
 # --- ALBERT --------------------------------------------------------------------------------------
 
 GROUP = "albert.encoder.albert_layer_groups.{}.albert_layers.0"
-ALBERT_NAMES = {  # our module: theirs; {} is the number of a block here, of a group there
+ALBERT_NAMES = {  # our module: theirs. {} is the number of a block here, of a group there
     "encoder.token_embedding": "albert.embeddings.word_embeddings",
     "encoder.position_embedding": "albert.embeddings.position_embeddings",
     "encoder.token_type_embedding": "albert.embeddings.token_type_embeddings",
@@ -196,7 +195,7 @@ ALBERT_DEFAULTS = {  # of keys that may be missing
     "initializer_range": 0.02,
     "hidden_dropout_prob": 0.0,
 }
-ALBERT_REQUIRED = {  # all that albert.py can build
+ALBERT_REQUIRED = {  # the only values that albert.py supports
     "model_type": "albert",
     "inner_group_num": 1,
     "type_vocab_size": 2,
@@ -211,8 +210,7 @@ ALBERT_CLASSES = {  # of a task, or of a head
 
 
 def albert_settings(config):
-    """albert.py's settings of a config.json. ValueError where it describes what albert.py
-    cannot build."""
+    """albert.py's settings of a config.json. ValueError if albert.py cannot build the model."""
     config = {**ALBERT_DEFAULTS, **config}
     dropout = {"attention_probs_dropout_prob": config["hidden_dropout_prob"]}
     check_config(config, {**ALBERT_REQUIRED, **dropout}, ALBERT_SETTINGS.values())
@@ -221,9 +219,9 @@ def albert_settings(config):
 
 
 def read_albert(folder, config, groups):
-    """({our name: weight} of a folder, the task whose head is among them). Our config.json names
-    the task. Others name a class: it gives "RACE" or "SQuAD1.1", or else stands for the task; ""
-    without a head. ValueError where a name belongs to no ALBERT of so many groups."""
+    """({our name: weight} of a folder, the task of its head, or ""). Our config.json names the
+    task. Others name a class, which gives "RACE" or "SQuAD1.1", or else serves as the task.
+    ValueError if a name belongs to no ALBERT with `groups` groups."""
     modules = {theirs: ours for ours, theirs in names_of(ALBERT_NAMES, groups).items()}
     renamed = {}
     for name, value in read_weights(folder).items():
@@ -241,9 +239,9 @@ def read_albert(folder, config, groups):
 
 
 def rename_albert(weights, groups):
-    """{their name: weight}. Blocks that are shared in parts are written out as `groups` groups,
-    which compute the same; without a mapping theirs is an identity (D9). Parts that theirs lacks
-    (the SQuAD v2.0 head) are left out."""
+    """{their name: weight}. Partly shared blocks are written as `groups` groups, which compute the
+    same. Without a mapping theirs is an identity (D9). Omits parts that theirs lacks (the SQuAD
+    v2.0 head)."""
     result = {}
     for ours, theirs in ALBERT_NAMES.items():
         start, blank, _ = ours.partition("{}")
@@ -263,15 +261,15 @@ def rename_albert(weights, groups):
 
 
 def label_names(task, weights, own=None):
-    """{number: name} of the outputs of a classifier; two without a head. own: the OwnTask of a
-    task of one's own."""
+    """{number: name} of the outputs of a classifier, two without a head. own: the OwnTask of a
+    user's own task."""
     labels = own.labels if own else glue.TASKS[task].labels if task in glue.TASKS else ()
     outputs = len(weights.get("head.weight", "01"))
     return dict(enumerate(labels or [f"LABEL_{number}" for number in range(outputs)]))
 
 
 def albert_config(cfg, architecture, groups, labels, task):
-    """config.json for transformers. labels: as label_names returns them."""
+    """config.json for transformers. labels: from label_names."""
     return {
         **{theirs: getattr(cfg, ours) for ours, theirs in ALBERT_SETTINGS.items()},
         **ALBERT_REQUIRED,
@@ -287,8 +285,8 @@ def albert_config(cfg, architecture, groups, labels, task):
 
 
 def write_albert(folder, weights, task, cfg, groups, tokenizer, own=None):
-    """Write a model of albert.py, with the head of `task` if there is one, as a folder; returns a
-    line on it. own: the OwnTask of a task of one's own."""
+    """Write a model of albert.py, with the head of `task` if any, as a folder. Returns a line about
+    it. own: the OwnTask of a user's own task."""
     heads = [name.split(".")[0] for name in weights]
     kinds = [ALBERT_CLASSES[kind] for kind in (task, *heads) if kind in ALBERT_CLASSES]
     kinds.append("AlbertModel")
@@ -308,7 +306,7 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer, own=None):
 # --- BERT and ELECTRA ----------------------------------------------------------------------------
 
 LAYER = "bert.encoder.layer.{}"
-BERT_NAMES = {  # our module: theirs; {} is the number of a layer
+BERT_NAMES = {  # our module: theirs. {} is the number of a layer
     "encoder.token_embedding": "bert.embeddings.word_embeddings",
     "encoder.position_embedding": "bert.embeddings.position_embeddings",
     "encoder.token_type_embedding": "bert.embeddings.token_type_embeddings",
@@ -331,7 +329,7 @@ BERT_NAMES = {  # our module: theirs; {} is the number of a layer
 }
 QKV = "query", "key", "value"
 SIZES = "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size"
-BERT_REQUIRED = {  # all that autotinybert.py can build
+BERT_REQUIRED = {  # the only values that autotinybert.py supports
     "hidden_act": "gelu",
     "layer_norm_eps": EPSILON,
     "position_embedding_type": "absolute",
@@ -389,8 +387,8 @@ CLASSES = "", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"
 
 
 def model_folder(path, first="model"):
-    """Where the model of a run is: its model/ or superplm/, `first` before the other, else path
-    itself. Raises UserError where there is none yet."""
+    """The folder of a run's model: its model/ or superplm/, `first` before the other, else path
+    itself. Raises UserError if there is none yet."""
     path = Path(path)
     inside = [path / name for name in (first, "model", "superplm")]
     folder = next((each for each in inside if (each / "checkpoint.pt").exists()), path)
@@ -406,9 +404,9 @@ def model_folder(path, first="model"):
 
 
 def fill(model, weights, folder):
-    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. Returns a line on
-    what was loaded, newly initialised and ignored; UserError where a part of the encoder is missing
-    or does not fit."""
+    """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. Returns a line about
+    loaded, new and ignored weights. UserError if a part of the encoder is missing or does not
+    fit."""
     for name in model.state_dict().keys() - weights.keys():
         if name.startswith("encoder.") and "pooler" not in name:
             raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
@@ -416,8 +414,8 @@ def fill(model, weights, folder):
 
 
 def bert_sizes(folder, config):
-    """(layers, hidden, ffn, heads, qkv) of a config.json. Raises UserError or ValueError where
-    it describes what autotinybert.py cannot build."""
+    """(layers, hidden, ffn, heads, qkv) of a config.json. Raises UserError or ValueError if
+    autotinybert.py cannot build the model."""
     kind = config.get("model_type", "bert")  # many old folders do not name it
     if kind not in ("bert", "electra", "autotinybert"):
         raise UserError(f"{folder}: model_type is {kind}; only bert and electra can be read")
@@ -426,7 +424,7 @@ def bert_sizes(folder, config):
 
 
 def read_bert(folder, heads):
-    """{our name: weight} of a folder; names that a BERT does not have stay as they are."""
+    """{our name: weight} of a folder. Unknown names are kept."""
     modules = {theirs: ours for ours, theirs in names_of(BERT_NAMES, MOST_LAYERS).items()}
     weights = {}
     for name, value in read_weights(folder).items():
@@ -487,10 +485,10 @@ def bert_config(weights, shape, dropout, tokenizer, kind):
 
 
 def write_bert(folder, weights, shape, tokenizer, source, head=()):
-    """Write {our name: weight} as a folder; returns a line that says what opens it.
+    """Write {our name: weight} as a folder. Returns a line that says how to open it.
 
-    shape: the numbers of SIZES; head: the weights of a task's head, which replaces the pre-training
-    heads; source: the folder whose config.json names the task.
+    shape: the numbers of SIZES. head: the weights of a task's head, which replaces the pre-training
+    heads. source: the folder whose config.json names the task.
     """
     task = ""
     own = None
@@ -510,7 +508,7 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
     if own:
         folder_task.write_spec(folder, own)
     trust = ""
-    if "auto_map" in config:  # its width of query, key and value needs code
+    if "auto_map" in config:  # a separate width of query, key and value needs code
         write_atomic(Path(folder) / "modeling_autotinybert.py", MODELING)
         trust = ", trust_remote_code=True"
     command = opener(tokenizer, f"AutoModel{kind}", folder, trust)
