@@ -1,12 +1,12 @@
-"""Images as tensors (CIFAR-10's binary version, or npz files of one's own), batches for training,
+"""Images as tensors (CIFAR-10's binary version, or the user's own npz files), batches for training,
 and augmentation.
 
     images, labels = load_cifar10("cifar-10-batches-bin", "train")  # (N, 3, 32, 32) uint8, (N,)
     images, words = read_npz("my/train.npz")                        # (N, 3, H, H) uint8, (N,) str
 
-CIFAR-10: a record is one label byte and 3,072 pixel bytes: the red, the green and the blue plane of
-32 x 32. Training records are in data_batch_*.bin (all files, in the order of their names), test
-records in test_batch.bin.
+CIFAR-10: a record has one label byte and 3,072 pixel bytes, in red, green and blue planes of 32 x
+32. Training records are in data_batch_*.bin (all files, ordered by name), test records in
+test_batch.bin.
 
 npz: a folder with train.npz and test.npz. Each has `images`, uint8 (n, h, h, 3) or (n, h, h) for
 grey images, and `labels` (n,), integers or words.
@@ -59,7 +59,7 @@ def load_cifar10(folder, split):
 
 
 def read_arrays(path, names):
-    """Arrays of an npz file of one's own."""
+    """Arrays of a user's own npz file."""
     if not zipfile.is_zipfile(existing(path, LAYOUT)):
         raise UserError(f"{path}: not an .npz file; data/README.md has the lines that make one of "
                         "pictures")
@@ -72,8 +72,8 @@ def read_arrays(path, names):
 
 
 def read_npz(path, labelled=True):
-    """(images (N, 3, H, H) uint8, labels (N,) as integers or words) of an npz file of one's own;
-    labels are None if not `labelled`."""
+    """(images (N, 3, H, H) uint8, labels (N,) as integers or words, or None if not `labelled`) of a
+    user's own npz file."""
     names = ["images", "labels"] if labelled else ["images"]
     images, *rest = read_arrays(path, names)
     labels = rest[0] if labelled else None
@@ -90,7 +90,7 @@ def read_npz(path, labelled=True):
 
 
 def class_numbers(labels, classes, path):
-    """The numbers (N,) of labels in a list of classes. UserError where one is not in it."""
+    """The numbers (N,) of labels in a list of classes. UserError for an unknown label."""
     number = {name: index for index, name in enumerate(classes)}
     labels = labels.astype(str).tolist()
     unknown = [label for label in labels if label not in number]
@@ -101,11 +101,11 @@ def class_numbers(labels, classes, path):
 
 
 def find_images(flag, folder, split):
-    """The files of "train" or "test" behind a data flag, "cifar10" or "images"."""
+    """The files of "train" or "test" for a data flag, "cifar10" or "images"."""
     if flag == "cifar10":
         return find_batches(folder, split)
     path = Path(folder, f"{split}.npz")
-    _, labels = read_npz(path)  # a mistake is found before a run folder is made
+    _, labels = read_npz(path)  # finds mistakes before a run folder is made
     test = Path(folder, "test.npz")
     if split == "train" and test.exists():
         check_labels(test, labels)
@@ -113,14 +113,13 @@ def find_images(flag, folder, split):
 
 
 def check_labels(test, labels):
-    """UserError where a file has a label that the training images do not have. Its images are not
-    read."""
+    """UserError if a file has a label that the training images lack. Its images are not read."""
     own, = read_arrays(test, ["labels"])
     class_numbers(own.ravel(), [str(label) for label in np.unique(labels)], test)
 
 
 def read_training(flag, folder):
-    """(images, class numbers, classes) of the training images behind a data flag."""
+    """(images, class numbers, classes) of the training images of a data flag."""
     if flag == "cifar10":
         return *load_cifar10(folder, "train"), [str(label) for label in range(10)]
     path = Path(folder, "train.npz")
@@ -144,8 +143,8 @@ def width_of(folder):
 
 
 def read_spec(run):
-    """What the network of a run folder needs: {"classes", "mean", "deviation"} of its training
-    images."""
+    """The data that the network of a run folder needs: {"classes", "mean", "deviation"} of its
+    training images."""
     path = Path(run, "images.json")
     spec = read_json(path, dict, "train the network again")
     missing = [name for name in ("classes", "mean", "deviation") if name not in spec]
@@ -155,8 +154,8 @@ def read_spec(run):
 
 
 def save_spec(run, spec):
-    """Write the images.json of a run folder. UserError where it has other numbers, as in a run of
-    an earlier version, which cannot continue."""
+    """Write the images.json of a run folder. UserError if it has other numbers, as in a run of an
+    earlier version, which cannot continue."""
     path = Path(run, "images.json")
     if path.exists() and read_spec(run) != spec:
         raise UserError(f"{path}: other classes or pixel statistics than those of the training "
@@ -165,7 +164,7 @@ def save_spec(run, spec):
 
 
 def print_differences(path, images, width, spec):
-    """Warn where the images of a file differ in size or colour from those of the network."""
+    """Warn if the images of a file differ in size or colour from those of the network."""
     if images.shape[-1] != width:
         side = images.shape[-1]
         print(f"warning: {path}: images of {side} x {side} are resampled to the network's "
@@ -179,8 +178,8 @@ def print_differences(path, images, width, spec):
 # --- batches -------------------------------------------------------------------------------------
 
 class Pictures:
-    """Images as a network sees them, at `image` pixels a side. spec: what the network knows of its
-    training images, {"classes", "mean", "deviation"}; images.json in its run folder keeps it."""
+    """Images as input of a network, `image` pixels wide. spec: {"classes", "mean", "deviation"} of
+    its training images, kept as images.json in its run folder."""
     unit = "images"
     predictions_file = "classes.txt"
 
@@ -190,7 +189,7 @@ class Pictures:
         self.image = image
         self.spec = spec
         self.classes = spec["classes"]
-        self.settings = {"classes": len(self.classes)}  # that follow from the data
+        self.settings = {"classes": len(self.classes)}  # settings that follow from the data
 
     def pixels(self, images):
         """The pixels of images (B, 3, H, H) uint8, not augmented, on the device."""
@@ -198,7 +197,7 @@ class Pictures:
         return plain_images(images, self.image, self.spec)
 
     def example_batches(self, images):
-        """(numbers of the images, batch) of each batch of images that this process classifies."""
+        """(numbers of the images, batch) for each batch of images of this process."""
         batches = torch.arange(len(images)).split(500)
         for numbers in batches[self.ranks.rank::self.ranks.size]:
             yield numbers.tolist(), {"images": self.pixels(images[numbers])}
@@ -208,13 +207,13 @@ class Pictures:
         return self.classes[number]
 
     def read_examples(self, path):
-        """The images of an npz file of one's own."""
+        """The images of a user's own npz file."""
         images, _ = read_npz(path, labelled=False)
         on_main(self.ranks, print_differences, path, images, self.image, self.spec)
         return images
 
     def read_test(self, flag, folder):
-        """(images, names of their classes) of the test images behind a data flag."""
+        """(images, names of their classes) of the test images of a data flag."""
         path = Path(folder)
         if flag == "cifar10":
             images, labels = load_cifar10(path, "test")
@@ -222,14 +221,14 @@ class Pictures:
         else:
             path = path / "test.npz"
             images, labels = read_npz(path)
-        class_numbers(labels, self.classes, path)  # UserError where one is unknown
+        class_numbers(labels, self.classes, path)  # UserError for an unknown one
         return images, labels.astype(str).tolist()
 
 
 class TrainingPictures(Pictures):
-    """The training images behind a data flag: bytes on the device, `held_out` of them for
-    validation losses, and an endless stream of micro-batches of `size` images, each a function of
-    its number and the seed. train_examples: use so many; 0: all. augmentation: as of augment()."""
+    """The training images of a data flag: bytes on the device, `held_out` of them for validation
+    losses, and an endless stream of micro-batches of `size` images, each a function of its number
+    and the seed. train_examples: how many to use (0: all). augmentation: as in augment()."""
 
     def __init__(self, ranks, image, flag, folder, size, augmentation, *, held_out,
                  train_examples, seed):
@@ -253,7 +252,7 @@ class TrainingPictures(Pictures):
         self.num_held_out = len(held)
 
     def facts(self):
-        """A line on the training images."""
+        """A line about the training images."""
         width = self.images.shape[-1]
         words = ", ".join(self.classes)
         return (f"{self.folder}: {len(self.labels):,} training images of "
@@ -280,7 +279,7 @@ class TrainingPictures(Pictures):
 
     @functools.cache
     def held_batches(self):
-        """The held-out images, not augmented; made once (5,000 images of 224 pixels: 3 GB)."""
+        """The held-out images, not augmented. Made once (5,000 images of 224 pixels: 3 GB)."""
         return [{"images": self.pixels(images), "labels": labels.to(self.device)}
                 for images, labels in zip(*(values.split(500) for values in self.held))]
 
@@ -297,12 +296,12 @@ def pixel_statistics(images):
     shares = counts / counts.sum(1, keepdim=True)
     mean = shares @ values.double()
     deviation = (shares @ values.double().square() - mean.square()).clamp(min=1e-6).sqrt()
-    # four digits; for CIFAR-10 these are the published numbers
+    # four digits, as published for CIFAR-10
     return [[round(value, 4) for value in numbers.tolist()] for numbers in (mean, deviation)]
 
 
 def normal_pixels(x, spec):
-    """Pixels 0..1 with mean 0 and deviation 1 a channel. (B, 3, *, *)"""
+    """Pixels 0..1, normalised to mean 0 and deviation 1 per channel. (B, 3, *, *)"""
     numbers = torch.tensor([spec["mean"], spec["deviation"]])
     mean, deviation = send(numbers[..., None, None], x.device)
     return (x - mean).div_(deviation)
@@ -318,20 +317,20 @@ def resample(images, theta, size):
 
 
 def plain_images(images, size, spec):
-    """Images for evaluation. An enlarged image loses its rim: it is resized to 256 pixels, and the
-    middle 224 are taken."""
+    """Images for evaluation. Enlarged images lose their rim: they are resized to 256 pixels, and
+    the middle 224 are used."""
     zoom = 224 / 256 if size > images.shape[-1] else 1.0
     theta = torch.tensor([[zoom, 0, 0], [0, zoom, 0]], device=images.device)
     return normal_pixels(resample(images, theta.expand(len(images), -1, -1), size), spec)
 
 
 def augment(images, size, augmentation, spec, generator):
-    """Images for training: crop, flip, rotation, shear and shift in one resampling; an erased box.
-    (B, 3, H, H) uint8 -> (B, 3, size, size). augmentation: the smallest crop, the strength of the
-    others, the chance to erase. generator: draws everything, on the CPU, so that a GPU sees the
+    """Images for training: crop, flip, rotation, shear and shift in one resampling, then an erased
+    box. (B, 3, H, H) uint8 -> (B, 3, size, size). augmentation: the smallest crop, the strength of
+    the others, the chance to erase. generator: draws everything on the CPU, so that a GPU sees the
     same images.
 
-    mformer.py's D20 says how it differs from the released code.
+    D20 in mformer.py compares it with the released code.
     """
     smallest, strength, erasing = augmentation
 
@@ -359,8 +358,7 @@ def augment(images, size, augmentation, spec, generator):
 
 
 def erase(x, chance, generator):
-    """Fill a box of 2% to 33% of an image with noise, with this chance, in place.
-    x (B, 3, I, I)"""
+    """Fill a box of 2% to 33% of an image with noise, with this chance, in place. x (B, 3, I, I)"""
     size = x.shape[-1]
     draws = torch.rand(len(x), 5, generator=generator).tolist()
     for image, (chosen, top, left, area, ratio) in zip(x, draws):
