@@ -1,5 +1,5 @@
-"""What a command reads: the files behind its data flags (the demo data where they are left out),
-and text turned into a tokenizer and token files."""
+"""The inputs of a command: the files of its data flags (default: demo data), and text turned into a
+tokenizer and token files."""
 import dataclasses
 import os
 from collections import namedtuple
@@ -19,14 +19,14 @@ from data.demo import make_demo
 from data.text import make_corpus, text_files
 
 DEMO = Path(__file__).resolve().parent / "demo"
-NEAR = 0.02  # above a baseline: a model has learned little more
+NEAR = 0.02  # above a baseline: the model has learned little more
 DATA = ("glue", "squad", "race", "cifar10", "images", "train_text", "valid_text", "test_text",
         "corpus")
 
 
 @dataclasses.dataclass
 class Data:
-    """What a run reads; None where it is not needed. tasks: {name: Task}, None for MLM-saved."""
+    """The data of a run, None if not needed. tasks: {name: Task}, None for MLM-saved."""
     device: torch.device
     tokenizer: object = None
     train: Corpus = None
@@ -35,7 +35,7 @@ class Data:
     teacher: torch.nn.Module = None
 
 
-# what the data flags of a run stand for, {flag: value}, and the files behind them, {flag: paths}
+# the values of the data flags of a run, {flag: value}, and their files, {flag: paths}
 Inputs = namedtuple("Inputs", "flags files")
 
 
@@ -45,14 +45,14 @@ def pick(cfg, names):
 
 
 def find_inputs(ranks, action, data, models, tasks=(), languages=(), opens_tokenizer=True):
-    """The Inputs of a run: the demo data for those data flags that were left out, and the files of
-    all. Raises UserError where one is missing, before a run folder is touched, so that a mistyped
-    path does not cost the run that --restart would replace.
+    """The Inputs of a run: the files of all data flags, which default to the demo data. Raises
+    UserError for a missing file before a run folder is touched, so that a wrong path does not cost
+    the run that --restart would replace.
 
-    data: {data flag that the action needs: its value}. models: {flag: value} of --init, --tokenizer
-    and other flags that name models and runs. tasks: names; --glue and --squad must have them.
-    languages: endings of the files of parallel text. opens_tokenizer: open --tokenizer, so that a
-    mistake is found at once.
+    data: {data flag of the action: its value}. models: {flag: value} of --init, --tokenizer and
+    other flags that name models and runs. tasks: names, which --glue and --squad must contain.
+    languages: endings of the files of parallel text. opens_tokenizer: open --tokenizer, to find
+    mistakes early.
     """
     named = {flag: value for flag, value in data.items() if value}
     on_main(ranks, find_data, named, tasks, languages, action)  # before demo data are made
@@ -65,8 +65,8 @@ def find_inputs(ranks, action, data, models, tasks=(), languages=(), opens_token
 
 
 def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init, given):
-    """The text and the vocabulary of --corpus, as Data. Token files that are not prepared are made
-    in the run folder `folder`, where --init looks for the tokenizer. given: as of a Command."""
+    """The text and the vocabulary of --corpus, as Data. Makes missing token files in the run folder
+    `folder`, where --init looks for the tokenizer. given: as in Command."""
     tokenizer, train, dev = open_text(ranks, folder, corpus, tokenizer, vocab_size, held_out)
     summary = train.summary(len(dev.ids), hint=not is_demo(corpus))
     print0(ranks, f"{' '.join(corpus)}: {summary}")
@@ -76,8 +76,7 @@ def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init,
 
 
 def check_tokenizer(ranks, tokenizer, init, vocab_size):
-    """UserError where a vocabulary is not --init's, or has another size than vocab_size (None: any
-    size)."""
+    """UserError if a vocabulary is not --init's, or its size is not vocab_size (None: any size)."""
     size = tokenizer.vocab_size
     if vocab_size not in (None, size):
         raise UserError(f"--vocab_size {vocab_size}: {tokenizer.path} has {size} tokens; "
@@ -89,8 +88,8 @@ def check_tokenizer(ranks, tokenizer, init, vocab_size):
 # --- files ---------------------------------------------------------------------------------------
 
 def find_data(data, tasks, languages, action):
-    """{data flag: its files} of {data flag: value}; UserError where one is missing, or is not text.
-    For a prepared corpus it is meta.json, which has the fingerprints of the text."""
+    """{data flag: its files} of {data flag: value}. UserError if one is missing, or is not text. A
+    prepared corpus has meta.json, with the fingerprints of the text."""
     reads = {}
     for flag, value in data.items():
         if not value:  # parallel text may have no valid or test part
@@ -111,7 +110,7 @@ def find_data(data, tasks, languages, action):
 
 
 def find_own_tasks(tasks, action):
-    """{flag: files} of tasks of one's own. They are read, so that a mistake is found at once."""
+    """{flag: files} of the user's own tasks. Reads them, to find mistakes early."""
     flag, search = ("finetune", False) if action == "finetune" else ("tasks", True)
     paths = []
     for name in tasks:
@@ -124,8 +123,8 @@ def find_own_tasks(tasks, action):
 
 
 def find_models(models, opens_tokenizer):
-    """{flag: files} of the models and the tokenizer of {flag: value}. A run folder stands for its
-    checkpoint."""
+    """{flag: files} of the models and the tokenizer of {flag: value}. A run folder is represented
+    by its checkpoint."""
     if opens_tokenizer and models["tokenizer"]:
         load_tokenizer(models["tokenizer"])
     reads = {}
@@ -142,7 +141,8 @@ def find_models(models, opens_tokenizer):
 # --- the demo data -------------------------------------------------------------------------------
 
 def data_of(init):
-    """{data flag: its value} of the run `init`; {} if it is none, or has read demo data alone."""
+    """{data flag: its value} of the run `init`, or {} if it is no run, or has read only demo
+    data."""
     path = Path(init, "config.json")
     settings = read_json(path, dict).get("settings", {}) if init and path.exists() else {}
     values = {name: settings[name] for name in DATA if settings.get(name)}
@@ -150,9 +150,9 @@ def data_of(init):
 
 
 def fill_in(data, init, ranks):
-    """{data flag: value} of the flags in `data` that were left out: the data of the run `init`, or
-    else the demo data, which are made on first use. A model of the user's own data never continues
-    on demo data: UserError."""
+    """{data flag: value} for missing values in `data`: the data of the run `init`, or else the demo
+    data, which are made on first use. UserError if a model of the user's own data would continue on
+    demo data."""
     missing = [name for name, value in data.items() if not value]
     filled = {}
     values = data_of(init)
@@ -174,7 +174,7 @@ def fill_in(data, init, ranks):
 
 
 def print_near_baseline(ranks, scores, baselines):
-    """Say which of the held-out accuracies {name: value} are near their baselines."""
+    """Print which of the held-out accuracies {name: value} are near their baselines."""
     near = [name for name, baseline in baselines.items()
             if scores[name] is not None and scores[name] < baseline + NEAR]
     if near:
@@ -183,8 +183,8 @@ def print_near_baseline(ranks, scores, baselines):
 
 
 def print_after_training(run, cfg, best, ending="-exported"):
-    """Print the result of a training on text, and the commands that may follow: a fine-tuning, on
-    data of one's own also an export."""
+    """Print the result of a training on text, and the next commands: a fine-tuning and, on the
+    user's own data, an export."""
     demo = is_demo(cfg.corpus)
     action = ["--finetune", "SST-2"] if demo else ["--export", f"{run.folder}{ending}"]
     run.print_result(cfg, best, *action, "--init", run.folder)
@@ -196,15 +196,15 @@ def print_after_training(run, cfg, best, ending="-exported"):
 # --- text and vocabulary -------------------------------------------------------------------------
 
 def is_prepared(paths):
-    """Whether this corpus was made by `data/prepare.py corpus`."""
+    """Whether `data/prepare.py corpus` made this corpus."""
     return len(paths) == 1 and (Path(paths[0]) / "meta.json").exists()
 
 
 def open_text(ranks, folder, corpus, tokenizer, vocab_size, held_out):
     """(tokenizer, Corpus to train on, held-out Corpus) of --corpus.
 
-    A prepared corpus is used with the tokenizer in its folder. Otherwise the tokenizer is trained,
-    unless --tokenizer gives one, and the token files are made in folder/corpus, once.
+    A prepared corpus is used with the tokenizer in its folder. Otherwise the tokenizer is
+    --tokenizer or trained, and the token files are made once, in folder/corpus.
     """
     target = Path(corpus[0]) if is_prepared(corpus) else Path(folder) / "corpus"
 
@@ -221,7 +221,7 @@ def open_text(ranks, folder, corpus, tokenizer, vocab_size, held_out):
 
 
 def open_tokenizer(path, init):
-    """The tokenizer of --tokenizer; UserError where it is not the tokenizer of --init."""
+    """The tokenizer of --tokenizer. UserError if it is not --init's."""
     tokenizer = load_tokenizer(path)
     if init:
         check_vocabulary(Path(init), tokenizer)
@@ -229,7 +229,7 @@ def open_tokenizer(path, init):
 
 
 def check_vocabulary(folder, tokenizer):
-    """UserError where a model's folder has a vocabulary and it differs from this one."""
+    """UserError if a model's folder has a different vocabulary."""
     if any((folder / name).is_file() for name in ("spiece.model", "vocab.txt", FAST)):
         own = load_tokenizer(folder)
         if (own.names, own.rules) != (tokenizer.names, tokenizer.rules):
