@@ -1,8 +1,8 @@
 """A network that autobert_zero.py found, as a Python module in plain torch and as a drawing.
 
-The module is templates/network.py, with its marks filled in. It has the source of
-autobert_zero.py's own classes and functions. Only the attentions are generated: a class for each of
-them, with a line for each of its products, sums and softmaxes.
+The module is templates/network.py, with its marks filled in. It contains the source of
+autobert_zero.py's classes and functions. Only the attentions are generated: a class per attention,
+with a line for each product, sum and softmax.
 """
 import ast
 import re
@@ -16,7 +16,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 MARK = re.compile(r"FILL_(\w+)")
 SPAN = ("start", "end")  # labels of a head for answers to questions
 AXES = {"nd": "(B, N, T, D)", "dn": "(B, N, D, T)", "nn": "(B, N, T, T)", "dd": "(B, N, D, D)"}
-PYTHON = {  # an operation of Table 1 as an expression of its operands
+PYTHON = {  # an operation of Table 1 as a format of its operands
     "neg": "-({0})",
     "transpose": "({0}).transpose(-1, -2)",
     "scale": "({0}) / self.scale",
@@ -28,7 +28,7 @@ PYTHON = {  # an operation of Table 1 as an expression of its operands
     "cosine": "cosine({0}, {1})",
     "euclidean": "euclidean({0}, {1})",
 }
-CALLS = {  # by what the network was trained for
+CALLS = {  # by training target
     "words": "tokens, pairs = network({**batch, 'masked_positions': positions})\n"
              "    # logits (M, V) at positions (M,) of ids.flatten(); (B, 2) of the next sentence",
     "classes": "logits = network(batch)  # (B, labels), as in LABELS",
@@ -40,8 +40,8 @@ KEEP_QUESTION = "min(len(first), 64)  # of the question; a longer passage loses 
 
 
 def replaced(text, old, new):
-    """The text with `new` in the one place where `old` stands."""
-    before, after = text.split(old)  # a ValueError anywhere else
+    """The text with its single `old` replaced by `new`."""
+    before, after = text.split(old)  # ValueError unless there is exactly one
     return before + new + after
 
 
@@ -52,7 +52,7 @@ def template(name):
 
 
 def without_function(text, name):
-    """The text of a template without one of its functions, which has no empty line."""
+    """The text of a template without one of its functions, which must have no empty line."""
     text, count = re.subn(rf"\n\n\ndef {name}\(.*?(?=\nFILL|\n\n)", "", text, flags=re.DOTALL)
     if count != 1:
         raise ValueError(f"the template has {count} functions {name}")
@@ -60,7 +60,7 @@ def without_function(text, name):
 
 
 def fill(text, values):
-    """The text of a template with a value for each of its marks FILL_NAME."""
+    """The text of a template with its marks FILL_NAME replaced by values."""
     marks = MARK.findall(text)
     if sorted(marks) != sorted(values):
         raise ValueError(f"the template has the marks {marks}, and the values are {[*values]}")
@@ -68,15 +68,15 @@ def fill(text, values):
 
 
 def sources(home, *names):
-    """[source] of some classes and functions of the module `home` and of what they use, in its
+    """[source] of some classes and functions of the module `home` and their dependencies, in its
     order. Layers get a generated class of attentions."""
-    # by name: line numbers change when the file is edited while a search runs
+    # by name, since line numbers change if the file is edited during a search
     text = Path(home.__file__).read_text(encoding="utf-8")
     text = replaced(text, "AttentionMixer(layer, ", "layer(")
     nodes = {node.name: node for node in ast.parse(text).body
              if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     todo = list(names)
-    result = {}  # name: (line, source); constants come first
+    result = {}  # name: (line, source). Constants come first
     while todo:
         name = todo.pop()
         value = getattr(home, name, None)
@@ -92,8 +92,8 @@ def sources(home, *names):
 
 
 def expression(op, operands, axes):
-    """One operation in Python. operands: their expressions; axes: their shapes ("nd", ...)."""
-    filled = ()  # operands in which padding is filled, as in hide_padding()
+    """One operation in Python. operands: their expressions. axes: their shapes ("nd", ...)."""
+    filled = ()  # operands with filled padding, as in hide_padding()
     if axes[0][1] == "n" and op in ("softmax", "cosine", "euclidean"):
         filled = range(len(operands))
         rest = "-1, -math.inf, mask" if op == "softmax" else "-1, 0.0, mask"
@@ -109,8 +109,7 @@ def expression(op, operands, axes):
 
 
 def attention_class(home, title, attention):
-    """The source of an attention. An operation on one operand is written where it is read, if it is
-    read once."""
+    """The source of an attention. A unary operation that is read once is written inline."""
     inputs = home.used_inputs(attention)
     path = home.path_of(attention)
     reads = home.count_reads(attention)
@@ -164,8 +163,8 @@ def encoding(text, tokenizer, spans):
 
 
 def write_code(home, arch, weights, cfg, tokenizer, labels, length):
-    """The source of a network. weights: the name of its file; labels: names of the outputs of a
-    task's head, None for a language model; length: tokens of its longest sequence."""
+    """The source of a network. weights: the name of its file. labels: names of the outputs of a
+    task's head, None for a language model. length: tokens of its longest sequence."""
     titles = {}  # the class of each attention
     for number, layer in enumerate(arch, 1):
         if not isinstance(layer, int):
@@ -182,7 +181,7 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
         values[name] = getattr(cfg, name)
     for name in ("pad", "unk", "cls", "sep", "mask"):
         values[name] = getattr(tokenizer, f"{name}_id")
-    # sources and attentions: the values have the empty lines above them and their last line end
+    # sources and attentions: the values include the empty lines above them and their last line end
     return fill(text, values | {
         "weights": weights,
         "call": CALLS[kind],
@@ -200,8 +199,8 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
 
 
 def write_network(path, model, cfg, tokenizer, labels, length):
-    """Write the module, the drawing and the weights of a LanguageModel (with labels: a TaskModel):
-    path, and .mmd, .pt and the vocabulary next to it."""
+    """Write the module, the drawing and the weights of a LanguageModel (with labels: a TaskModel)
+    to path, with .mmd, .pt and the vocabulary next to it."""
     home = sys.modules[type(model).__module__]
     weights = path.with_suffix(".pt")
     code = write_code(home, model.encoder.arch, weights.name, cfg, tokenizer, labels, length)
@@ -213,12 +212,12 @@ def write_network(path, model, cfg, tokenizer, labels, length):
 
 
 def head_kind(labels):
-    """What follows "AutoModel" in the name of the class of transformers for a head."""
+    """The ending of transformers' AutoModel class for a head."""
     return "" if labels in (None, SPAN) else "ForSequenceClassification"
 
 
 def write_hugging_face(folder, model, cfg, tokenizer, labels, length):
-    """write_network as FOLDER/network.py, with what AutoModel of transformers needs."""
+    """write_network as FOLDER/network.py, with files for AutoModel of transformers."""
     kind = head_kind(labels)
     own = f"Network{kind or 'Model'}"
     classes = {"AutoConfig": "modeling.NetworkConfig", "AutoModel": "modeling.NetworkModel",
@@ -240,7 +239,7 @@ def write_hugging_face(folder, model, cfg, tokenizer, labels, length):
 
 
 def mermaid(home, arch):
-    """The architecture as a Mermaid flowchart, one subgraph a layer."""
+    """The architecture as a Mermaid flowchart, one subgraph per layer."""
     lines = ["flowchart BT"]
     for number, layer in enumerate(arch, 1):
         if isinstance(layer, int):
