@@ -1,5 +1,5 @@
-"""A baseline for the order of two segments: logistic regression that sees only the first token of
-each. A model knows the order only where it scores higher."""
+"""A baseline for the order of two segments: logistic regression on the first token of each. A model
+knows the order only if it scores higher."""
 import torch
 import torch.nn.functional as F
 
@@ -27,8 +27,8 @@ def first_token_baseline(train, dev, train_size, dev_size, length, short, vocab_
 
 
 def first_tokens(corpus, size, length, short):
-    """The tokens that begin a first segment, a second one (n,) (n,), and one from another document
-    (m,), in the first `size` sequences of a corpus."""
+    """The first tokens of first and second segments (n,) (n,), and of segments from another
+    document (m,), in the first `size` sequences of a corpus."""
     columns = []
     for number in range(0, size, 8192):
         segments = corpus.sentence_runs(number, min(8192, size - number), length, 0, short)
@@ -41,7 +41,7 @@ def first_tokens(corpus, size, length, short):
 
 def logistic_regression(margins, labels, size):
     """Weights (size,) of the margin of an example, margins(weights) (n,), for labels (n,) of 0 and
-    1; with the penalty |w|^2 / 2 on the summed loss."""
+    1, with the penalty |w|^2 / 2 on the summed loss."""
     weights = torch.zeros(size, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
@@ -57,5 +57,5 @@ def logistic_regression(margins, labels, size):
 
 
 def accuracy_of(margins):
-    """The fraction of positive margins; 0 counts one half."""
+    """The fraction of positive margins. 0 counts one half."""
     return (1 + margins.sign().mean().item()) / 2
