@@ -5,8 +5,8 @@ A question becomes four inputs, one per option, as in ALBERT's code:
 
     [CLS] passage [SEP] question with the option [SEP]
 
-The option replaces every "_" of the question; without one it follows the question. This second
-part keeps its last MAX_QA tokens; the passage is truncated at its end.
+The option replaces every "_" of the question, or follows it if there is none. This second part
+keeps its last MAX_QA tokens. The passage is truncated at its end.
 """
 import warnings
 from collections import namedtuple
@@ -25,7 +25,7 @@ LAYOUT = "--race takes the official folder: train|dev|test/middle|high/NUMBER.tx
 MAX_QA = 128  # tokens of question and option
 LETTERS = ("A", "B", "C", "D")  # of the options
 
-# answer: 0..3; level: "middle" or "high"
+# answer: 0..3. level: "middle" or "high"
 Question = namedtuple("Question", "passage text options answer level")
 
 
@@ -35,7 +35,7 @@ def splits(folder):
 
 def passage_files(folder, split):
     """The files of a split: middle school before high school, in the order of their numbers. One
-    of the two may be missing."""
+    level may be missing."""
     files = []
     for level in LEVELS:
         inside = Path(folder, split, level).glob("*.txt")
@@ -46,7 +46,8 @@ def passage_files(folder, split):
 
 
 def read_passage(path, answered=True):
-    """The questions of one passage's file. answered=False: a user's file; every answer is A."""
+    """The questions of one passage's file. answered=False: a user's file, where every answer is
+    A."""
     entry = read_json(path, dict, LAYOUT)
     questions = []
     try:
@@ -76,7 +77,7 @@ def load(folder, split):
 
 
 class Features(glue.Features):
-    """As GLUE's Features, but in `pairs` each example has four pairs, one per option."""
+    """Like GLUE's Features, but each example in `pairs` has four pairs, one per option."""
 
     @cached_property
     def lengths(self):
@@ -123,8 +124,8 @@ def features(questions, tokenizer, max_length):
 
 
 class RaceTask(tasks.Task):
-    """Which of four options is right; a head gives one number for each. Test has labels, and is a
-    split where its folder exists."""
+    """Which of four options is right. A head gives one number per option. Test has labels, and is a
+    split if its folder exists."""
 
     def __init__(self, name, source, tokenizer, recipe):
         encoded = {split: features(questions, tokenizer, recipe.length)
@@ -143,13 +144,13 @@ class RaceTask(tasks.Task):
 
     @staticmethod
     def choose(examples, count):
-        """`count` questions at even distances, so that both levels are among them."""
+        """`count` evenly spaced questions, so that both levels are included."""
         total = len(examples)
         count = min(count or total, total)
         return [examples[i * total // count] for i in range(count)]
 
     def score(self, split, outputs):
-        """{"main", "accuracy", "middle", "high"} as fractions, without a level that has no
+        """{"main", "accuracy", "middle", "high"} as fractions, without levels that have no
         questions. outputs: (n, 4)."""
         right = np.asarray(outputs).argmax(1) == self.splits[split].labels
         levels = [question.level for question in self.examples[split]]
@@ -159,8 +160,8 @@ class RaceTask(tasks.Task):
         return {**scores, "main": scores[self.recipe.main]}
 
     def write(self, split, outputs, folder):
-        """Write the chosen option of each question of dev or test, one letter per line; returns
-        the path."""
+        """Write the chosen option of each question of dev or test, one letter per line. Returns the
+        path."""
         if split != "train":
             path = Path(folder) / f"{split}_predictions.txt"
             letters = [LETTERS[choice] for choice in np.asarray(outputs).argmax(1)]
