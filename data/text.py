@@ -7,9 +7,9 @@ Everything streams, so memory does not grow with the corpus, and the number of w
 change the result.
 
 How text is read (D24 of albert.py):
-- A blank line ends a document, as in BERT; or the file does, or each line (DOCUMENTS).
-- The lines of a document are joined and split into sentences. A line that ends in . ! ? or a sign
-  like them ends a sentence too. So a file with one sentence per line stays as it is.
+- A blank line ends a document, as in BERT, or the end of the file, or each line (DOCUMENTS).
+- The lines of a document are joined and split into sentences. A line that ends in . ! ? or a
+  similar sign ends a sentence too. So a file with one sentence per line is unchanged.
 - In a document without such a line every line is a sentence.
 - A document also ends with the sentence that reaches 100,000 characters, and at the end of a
   worker's chunk. Chunks have 4 MiB and end at a blank line if one is near.
@@ -40,13 +40,13 @@ from data.corpus import NAMES, Corpus, read_meta
 
 DOCUMENTS = ("blank", "file", "line")  # what ends a document
 SMALL_TEXT = 1_000_000  # bytes
-VOCABULARIES = ((8e6, 2000), (100e6, 8000), (math.inf, 30_000))  # up to so many bytes of text
-CHUNK = 1 << 22  # bytes that a worker reads at once
-WINDOW = 1 << 18  # bytes in which the end of a chunk is looked for
+VOCABULARIES = ((8e6, 2000), (100e6, 8000), (math.inf, 30_000))  # (bytes of text, size)
+CHUNK = 1 << 22  # bytes per read of a worker
+WINDOW = 1 << 18  # bytes in which to find the end of a chunk
 LONGEST_DOCUMENT = 100_000  # characters
-CHUNK_END = re.compile(  # after a blank line; else at white space, or before a character
+CHUNK_END = re.compile(  # after a blank line, else at white space, or before a character
     rb"(?s)(?:.*?\n[ \t\r]*\n|.*?[\n ]|.*?(?=[\x00-\x7f\xc2-\xf4])|)")
-SENTENCE_END = re.compile(  # one set of signs at its beginning: twice as fast as two alternatives
+SENTENCE_END = re.compile(  # one set of signs at its beginning is twice as fast as two alternatives
     r"""[.!?…؟।。！？](?:(?<=[.!?…؟।])[.!?…؟।]*["'”’»)\]_*]*\s+|(?<=[。！？])[。！？]*["”’」』）]*\s*)""")
 ENDED_LINE = re.compile(r"""[.!?…؟।。！？]["'”’»)\]_*」』）]?\s*(?:\n|$)""")
 OPEN_LINE_END = re.compile(  # the end of a line that does not end a sentence
@@ -57,15 +57,14 @@ ABBREVIATIONS = frozenset("""
     jr sr vs vol vols fig figs ch pp cf viz ed eds eg ie al approx dept univ assn bros inc ltd corp
     co mt ft jan feb mar apr jun jul aug sep sept oct nov dec
 """.split())
-SAMPLE_BYTES = 200_000_000  # of text from which a vocabulary is trained
-DELIMITER = "\ue000"  # a private character; in training no token of SentencePiece crosses it
+SAMPLE_BYTES = 200_000_000  # of text to train a vocabulary on
+DELIMITER = "\ue000"  # a private character. In training no token of SentencePiece crosses it
 
 
 # --- reading text --------------------------------------------------------------------------------
 
 def text_files(paths):
-    """The files that `paths` stand for: files as they are, and *.txt in folders at any depth,
-    sorted."""
+    """The files of `paths`: files themselves, and *.txt in folders at any depth, sorted."""
     files = []
     for path in map(Path, paths):
         inside = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
@@ -105,7 +104,7 @@ def split_sentences(text):
         end = match.end()
         if end < len(text) and ends_sentence(text, match.start(), end):
             if text.startswith('" ', end) and text.count('"', start, end) % 2:
-                end += 2  # a closing quote that a tokeniser set apart
+                end += 2  # a closing quote after a space
             sentences.append(text[start:end].strip())
             start = end
     sentences.append(text[start:].strip())
@@ -131,7 +130,8 @@ def read_documents(text, end="blank"):
 
 
 def chunks(path):
-    """(path, start byte, end byte) of chunks of about CHUNK bytes; a function of the file alone."""
+    """(path, start byte, end byte) of chunks of about CHUNK bytes, which depend only on the
+    file."""
     size = os.path.getsize(path)
     start = 0
     with open(path, "rb") as file:
@@ -147,8 +147,8 @@ def chunks(path):
 # --- a vocabulary --------------------------------------------------------------------------------
 
 def sample_lines(files, lower):
-    """Lines of the files; every n-th line if the text has more than SAMPLE_BYTES. An overlong line
-    is read in parts, to bound memory."""
+    """Lines of the files, or every n-th line if the text has more than SAMPLE_BYTES. Overlong lines
+    are read in parts, to bound memory."""
     every = 1 + sum(map(os.path.getsize, files)) // SAMPLE_BYTES
     for path in files:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
@@ -158,19 +158,20 @@ def sample_lines(files, lower):
 
 
 def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1):
-    """Train a unigram model on text files or folders; returns out_path (a file to be written).
+    """Train a unigram model on text files or folders. Returns out_path, the file to write.
 
     Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK]. Settings are ALBERT's, with two differences:
     - ALBERT's vocabulary has ( ) " - . – £ € as user-defined symbols. Here they are ordinary
       characters, since transformers 5 cuts a text at such symbols and puts a "▁" after each.
-    - With lower, no token has a digit before a comma. ALBERT's tokenizer alone cuts those again.
+    - With lower, no token has a digit before a comma. Only ALBERT's tokenizer cuts those again.
 
-    Memory: 24 bytes a byte of text, so of more than SAMPLE_BYTES only every n-th line is used
-    (ALBERT used 10 million lines). The same text, settings, threads and sentencepiece version: the
-    same file. UserError where the text cannot fill vocab_size: it names the largest that works.
+    Memory: 24 bytes per byte of text, so of more than SAMPLE_BYTES only every n-th line is used
+    (ALBERT used 10 million lines). The file depends only on the text, settings, threads and
+    sentencepiece version. UserError if the text cannot fill vocab_size, with the largest size that
+    works.
     """
     files = text_files(files)
-    try:  # in another process, which a signal can end: SentencePiece lets none through
+    try:  # in another process, since SentencePiece ignores signals
         train = partial(sentencepiece_model, vocab_size, lower, threads)
         model, = in_order(train, [files], 1)
     except (RuntimeError, ValueError) as error:
@@ -180,7 +181,7 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
 
 
 def vocabulary_fault(vocab_size, error):
-    """SentencePiece's error on a text, as a line that names the size that works."""
+    """SentencePiece's error on a text, as a line with a size that works."""
     if largest := re.search(r"too high .* <= (\d+)", str(error)):
         return f"--vocab_size {largest[1]} is the largest that this text allows"
     if smallest := re.search(r"smaller than required_chars. \d+ vs (\d+)", str(error)):
@@ -209,7 +210,7 @@ def sentencepiece_model(vocab_size, lower, threads, files):
 # --- worker processes ----------------------------------------------------------------------------
 
 def be_worker():
-    """In a worker process: leave signals to the parent, and exit when it exits or is killed."""
+    """In a worker process: leave signals to the parent, and exit with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -217,9 +218,9 @@ def be_worker():
 
 
 def in_order(work, jobs, workers):
-    """Yield work(job) of each job, in order, by worker processes. At most eight jobs per worker
-    wait, so that a slow disk does not fill the memory. Kills the workers where this process is told
-    to stop, or the caller ends early."""
+    """Yield work(job) for each job, in order, from worker processes. At most eight jobs per worker
+    wait, so that a slow disk does not fill the memory. Kills the workers if this process is
+    stopped, or the caller ends early."""
     jobs = iter(jobs)
     with ProcessPoolExecutor(workers, initializer=be_worker) as pool:
         try:
@@ -234,8 +235,8 @@ def in_order(work, jobs, workers):
 # --- token files ---------------------------------------------------------------------------------
 
 def encode_chunk(tokenizer, dtype, end_of_document, job):
-    """(tokens, the first token of each sentence, the first sentence of each document) of one
-    chunk, all as numbers."""
+    """(tokens, the first token of each sentence, the first sentence of each document) of one chunk,
+    as numbers."""
     path, start, end = job
     with open(path, "rb") as file:
         file.seek(start)
@@ -244,7 +245,7 @@ def encode_chunk(tokenizer, dtype, end_of_document, job):
         warnings.warn(f"{path}: not all is UTF-8; other bytes become U+FFFD")
     documents = []
     for document in read_documents(text.lstrip("\ufeff"), end_of_document):
-        # a sentence of characters that the tokenizer drops has no tokens
+        # a sentence has no tokens if the tokenizer drops its characters
         sentences = list(filter(None, tokenizer.encode_batch(document)))
         if sentences:
             documents.append(sentences)
@@ -255,7 +256,7 @@ def encode_chunk(tokenizer, dtype, end_of_document, job):
 
 
 def write_tokens(folder, results):
-    """Write the three files from encode_chunk's results; returns the counts."""
+    """Write the three files from encode_chunk's results. Returns the counts."""
     count = dict.fromkeys(NAMES, 0)
     with ExitStack() as stack:
         tokens, sentences, documents = [
@@ -272,9 +273,9 @@ def write_tokens(folder, results):
 
 
 def prepare_corpus(paths, tokenizer, out_folder, workers=1, documents="blank"):
-    """Turn text files and folders (their *.txt) into token files in out_folder; returns the Corpus.
-    Interrupted at any point, the folder has no meta.json, and Corpus refuses it. documents: what
-    ends a document, one of DOCUMENTS."""
+    """Turn text files and folders (their *.txt) into token files in out_folder. Returns the Corpus.
+    If interrupted, the folder has no meta.json, and Corpus refuses it. documents: the end of a
+    document, one of DOCUMENTS."""
     files = text_files(paths)
     folder = Path(out_folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -294,13 +295,13 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, documents="blank"):
 
 
 def fitting_vocabulary(files):
-    """The vocabulary size for this amount of text: with more, rare tokens are not learned."""
+    """The vocabulary size for this amount of text. With more, rare tokens are not learned."""
     size = sum(map(os.path.getsize, files))
     return next(vocabulary for most, vocabulary in VOCABULARIES if size < most)
 
 
 def print_vocabulary_hint(files, vocab_size):
-    """Name a size that suits the text better. A small text may not allow a larger vocabulary."""
+    """Print a size that suits the text better. A small text may not allow a larger vocabulary."""
     fitting = fitting_vocabulary(files)
     small = sum(map(os.path.getsize, files)) < SMALL_TEXT and vocab_size < fitting
     if not small and not fitting / 4 <= vocab_size <= 2 * fitting:
@@ -308,7 +309,7 @@ def print_vocabulary_hint(files, vocab_size):
 
 
 def difference(before, about):
-    """How the vocabulary.json of a folder differs from that of a command, in words."""
+    """The difference between a folder's vocabulary.json and a command's, in words."""
     if before.get("sources") != about["sources"]:
         return "holds other files than a corpus of this text"
     blank = {"documents": "blank"}
@@ -324,10 +325,10 @@ def difference(before, about):
 def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="blank",
                 replace=False):
     """Make a tokenizer, trained on the text or copied from the path `tokenizer`, and the token
-    files, all in a folder; returns (tokenizer, Corpus). documents: as in prepare_corpus.
+    files, all in a folder. Returns (tokenizer, Corpus). documents: as in prepare_corpus.
 
-    vocabulary.json, which is written first, says what they are made from: the same command again
-    continues. UserError where the folder holds anything else, unless replace deletes it.
+    vocabulary.json, which is written first, records their sources, so that the same command
+    continues. UserError if the folder has other content, unless replace deletes it.
     """
     folder = Path(folder)
     files = text_files(paths)
@@ -351,7 +352,7 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
     elif not model.exists():
         print(f"training a vocabulary of {vocab_size} tokens")
         train_sentencepiece(files, model, vocab_size, threads=workers)
-        print_vocabulary_hint(files, vocab_size)  # not before an error that names another size
+        print_vocabulary_hint(files, vocab_size)  # after errors that name another size
     tokenizer = given or load_tokenizer(model)
     if not read_meta(folder):
         prepare_corpus(files, tokenizer, folder, workers, documents)
