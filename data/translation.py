@@ -34,8 +34,8 @@ SIDES = "source", "target"
 # --- files ---------------------------------------------------------------------------------------
 
 def find_sides(prefix, endings):
-    """The files PREFIX.source and PREFIX.target. UserError where one is not there, or they do not
-    have equally many lines."""
+    """The files PREFIX.source and PREFIX.target. UserError if one is missing, or their numbers of
+    lines differ."""
     fix = f"a PREFIX stands for PREFIX.{endings[0]} and PREFIX.{endings[1]} (--languages)"
     paths = [existing(f"{prefix}.{ending}", fix) for ending in endings]
     source, target = map(count_lines, paths)
@@ -75,7 +75,7 @@ def read_pairs(prefix, endings):
 
 
 class ParallelText:
-    """Token ids of sentence pairs in a folder that encode_pairs made, without special tokens."""
+    """Token ids of sentence pairs in a folder of encode_pairs, without special tokens."""
 
     def __init__(self, folder):
         self.tokens = [np.memmap(folder / f"{side}.bin", np.int32, "r").view(np.ndarray)
@@ -96,8 +96,8 @@ class ParallelText:
 
 
 def encode_pairs(prefix, endings, tokenizer, folder, longest):
-    """Encode two files into `folder`, once. Leaves out pairs with an empty sentence or with one of
-    more than `longest` tokens. Memory: 8 bytes a pair, and a block of lines."""
+    """Encode two files into `folder`, once. Drops pairs with an empty sentence or with one of more
+    than `longest` tokens. Memory: 8 bytes per pair, and a block of lines."""
     meta = folder / "meta.json"  # written last
     if meta.exists():
         return
@@ -127,9 +127,9 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest):
 class TokenBatches:
     """An endless stream of batches: examples of similar length, with examples x longest <= tokens.
 
-    batch(i, seed) is a function of i and the seed. Every epoch shuffles the examples of equal
-    length, and the batches. The sorted lengths are always the same, so every epoch has the same
-    number of batches, len(batches).
+    batch(i, seed) depends only on i and the seed. Every epoch shuffles the examples of equal
+    length, and the batches. The sorted lengths stay the same, so every epoch has the same number of
+    batches, len(batches).
     """
 
     def __init__(self, lengths, tokens):
@@ -169,8 +169,8 @@ def pad(sequences, pad_id, before=(), after=()):
 
 
 def open_vocabulary(ranks, folder, tokenizer, train_text, languages, vocab_size):
-    """The tokenizer of a run, kept in its folder. It is made there once: a copy of `tokenizer` (a
-    file or a folder), or for "" trained on both sides of the training text."""
+    """The tokenizer of a run, kept in its folder. It is made once: a copy of `tokenizer` (a file or
+    a folder), or for "" trained on both sides of the training text."""
     target = folder / "spiece.model"
 
     def make():
@@ -180,14 +180,14 @@ def open_vocabulary(ranks, folder, tokenizer, train_text, languages, vocab_size)
         loaded = load_tokenizer(tokenizer or target, lower=False)
         if loaded.file_name != target.name:
             raise UserError(f"--tokenizer {tokenizer}: translation needs a {target.name}")
-        loaded.save(folder)  # all its files, also where a kill left only the first
+        loaded.save(folder)  # all files, even if a kill left only the first
 
     on_main(ranks, make)
     return load_tokenizer(target, lower=False)
 
 
 class Translations:
-    """Sentences as a network sees them. languages: endings of the files of the source and the
+    """Sentences as input of a network. languages: endings of the files of the source and the
     target. length: tokens of the longest sentence, with its end mark."""
     unit = "tokens"
 
@@ -198,11 +198,11 @@ class Translations:
         self.languages = languages
         self.longest = length - 1
         self.predictions_file = f"translations.{languages[1]}"
-        self.settings = {"vocab_size": tokenizer.vocab_size}  # that follow from the data
+        self.settings = {"vocab_size": tokenizer.vocab_size}  # settings that follow from the data
 
     def example_batches(self, lines):
-        """(numbers of the lines, batch) of each batch of lines that this process translates. A
-        batch has lines of similar length. Empty lines are in none."""
+        """(numbers of the lines, batch) for each batch of lines of this process. A batch has lines
+        of similar length. Empty lines are skipped."""
         encoded = self.tokenizer.encode_batch(lines)
         lengths = np.array([len(ids) for ids in encoded])
         if lengths.max() > self.longest:
@@ -220,24 +220,24 @@ class Translations:
         return self.tokenizer.decode(ids)
 
     def read_examples(self, path):
-        """The lines of a file that is translated without references."""
+        """The lines of a file to translate, without references."""
         lines = [*read_lines(existing(path, "name a text file, one sentence a line"))]
         if not any(lines):
             raise UserError(f"{path}: the file is empty")
         return lines
 
     def read_test(self, flag, prefix):
-        """(source lines, target lines) behind a data flag."""
+        """(source lines, target lines) of a data flag."""
         if not prefix:
             raise UserError(f"--{flag}: missing; give the PREFIX of the test text")
         return [list(side) for side in zip(*read_pairs(prefix, self.languages))]
 
 
 class TrainingTranslations(Translations):
-    """The pairs of a training text, encoded in the run folder `folder`: an endless stream of
-    micro-batches of `size` tokens, each a function of its number and the seed; and for validation
-    losses `held_out` pairs of valid_text (0: all), or for "" of the training text. train_examples:
-    use so many pairs; 0: all."""
+    """The pairs of a training text, encoded in the run folder `folder`. They are an endless stream
+    of micro-batches of `size` tokens, each a function of its number and the seed. Validation losses
+    use `held_out` pairs of valid_text (0: all), or for "" of the training text. train_examples: how
+    many pairs to use (0: all)."""
 
     def __init__(self, ranks, tokenizer, languages, length, folder, train_text, valid_text, size,
                  *, held_out, train_examples, seed):
@@ -270,7 +270,7 @@ class TrainingTranslations(Translations):
         return ParallelText(folder)
 
     def facts(self):
-        """A line on the training pairs."""
+        """A line about the training pairs."""
         return (f"{self.train_text}: {len(self.examples):,} training pairs, vocabulary of "
                 f"{self.tokenizer.vocab_size:,} tokens")
 
@@ -280,7 +280,7 @@ class TrainingTranslations(Translations):
 
     def pairs(self, text, examples):
         """Examples as a batch: source (B, S), lengths (B,), target (B, T), and labels (B, T), the
-        tokens after those of target, with -100 as padding."""
+        next tokens of target, with -100 as padding."""
         pad_id = self.tokenizer.pad_id
         end = [self.tokenizer.eos_id]
         targets = text.ids(1, examples)
@@ -297,7 +297,7 @@ class TrainingTranslations(Translations):
 
     @functools.cache
     def held_batches(self):
-        """The tensors of the held-out pairs, short ones first; made once."""
+        """The tensors of the held-out pairs, short ones first. Made once."""
         starts = range(0, len(self.held), 64)
         return [self.pairs(self.held_text, self.held[start:start + 64]) for start in starts]
 
@@ -331,8 +331,8 @@ def ngrams(tokens, size):
 
 def corpus_bleu(hypotheses, references):
     """BLEU-4 of a corpus in percent, one reference per sentence: case-sensitive, 13a tokens,
-    exponential smoothing (sacrebleu's default). 0.0 where the corpus has no 4-gram or nothing
-    matches. hypotheses, references: lists of raw sentences, equally long."""
+    exponential smoothing (sacrebleu's default). 0.0 if the corpus has no 4-gram or nothing matches.
+    hypotheses, references: lists of raw sentences, of equal length."""
     matched = np.zeros(4)
     total = np.zeros(4)
     lengths = np.zeros(2)
