@@ -79,6 +79,12 @@ def one_thread():
     release_locks()
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Each test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def works(ready, monkeypatch):
     """works(command): run a command in this process, to a good end. Its {names} are replaced by

@@ -1,7 +1,8 @@
 """Starts runs as processes of their own, and compares the folders of two runs."""
+import contextlib
 import importlib
 import json
-import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import shlex
@@ -54,6 +55,8 @@ def together(log, function, *arguments, size=2):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["albert", "autobert_zero", "autotinybert", "mformer", "torch._dynamo"])
+    with contextlib.chdir(ROOT):  # where the server finds them
+        multiprocessing.forkserver.ensure_running()
     shared = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     processes = []
     for rank in range(size):

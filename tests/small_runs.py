@@ -76,6 +76,7 @@ for name, words in SEARCHES.items():
 
 def write(path, content):
     """Write a file: bytes, text, or what becomes JSON; returns the path."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = content if isinstance(content, (bytes, str)) else json.dumps(content)
     path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))

@@ -3,6 +3,7 @@ fine-tuning."""
 import copy
 import dataclasses
 import shutil
+from pathlib import Path
 from pydoc_data.topics import topics
 from types import SimpleNamespace
 
@@ -232,7 +233,7 @@ def resolved(cfg, *given):
     ("pretraining", {"embedding_size": 16, "hidden_act": "gelu"}),  # E = H has a mapping there
 ])
 @torch.no_grad()
-def test_parity_with_transformers(kind, changes, tokenizer, tmp_path):
+def test_parity_with_transformers(kind, changes, tokenizer):
     """Of a folder that they write and we read, and of one that we write and they read."""
     transformers = pytest.importorskip("transformers")
     our_class, outputs, name, labels = HEADS[kind]
@@ -241,13 +242,13 @@ def test_parity_with_transformers(kind, changes, tokenizer, tmp_path):
         num_attention_heads=2, intermediate_size=32, max_position_embeddings=40,
         num_labels=outputs)
     make = getattr(transformers, f"AlbertFor{name}")
-    make(transformers.AlbertConfig(**settings | changes)).save_pretrained(tmp_path / "theirs")
-    cfg, source = read_back(tmp_path / "theirs")
+    make(transformers.AlbertConfig(**settings | changes)).save_pretrained("theirs")
+    cfg, source = read_back("theirs")
     ours = our_class(cfg, *[outputs] * issubclass(our_class, albert.Classifier)).eval()
     albert.start_from(ours, source, source.task)
     task = "RACE" if kind == "choice" else ""
     hf_models.write_albert(
-        tmp_path / "ours", ours.state_dict(), task, cfg, cfg.groups, tokenizer)
+        Path("ours"), ours.state_dict(), task, cfg, cfg.groups, tokenizer)
     batch = example()
     lengths = batch["lengths"]
     inputs = {"input_ids": batch["ids"], "token_type_ids": batch["token_type_ids"]}
@@ -262,7 +263,7 @@ def test_parity_with_transformers(kind, changes, tokenizer, tmp_path):
         ours,
         {**inputs, **labels},
         lengths)
-    for folder in (tmp_path / "theirs", tmp_path / "ours"):
+    for folder in ("theirs", "ours"):
         theirs, info = make.from_pretrained(folder, output_loading_info=True)
         assert not info["missing_keys"] and not info["mismatched_keys"]
         expected = theirs.eval()(**inputs, **labels, attention_mask=visible).to_tuple()
@@ -272,21 +273,17 @@ def test_parity_with_transformers(kind, changes, tokenizer, tmp_path):
 
 @pytest.mark.peers
 @pytest.mark.parametrize("lower", [True, False])
-def test_transformers_reads_the_exported_vocabulary(lower, tmp_path):
+def test_transformers_reads_the_exported_vocabulary(lower):
     """It gives our ids for lines of Python's documentation."""
     pytest.importorskip("google.protobuf")
     transformers = pytest.importorskip("transformers")
     lines = [line for text in topics.values() for line in text.split("\n") if line.strip()][::20]
-    write(tmp_path / "text" / "text.txt", "\n".join(lines))
-    path = train_sentencepiece(
-        [tmp_path / "text"],
-        tmp_path / "spiece.model",
-        1000,
-        lower=lower)
+    write("text/text.txt", "\n".join(lines))
+    path = train_sentencepiece([Path("text")], Path("spiece.model"), 1000, lower=lower)
     ours = load_tokenizer(path, lower)
-    hf_models.write_tokenizer(tmp_path, ours, 512)
-    write(tmp_path / "config.json", {"model_type": "albert"})
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    hf_models.write_tokenizer(Path(), ours, 512)
+    write("config.json", {"model_type": "albert"})
+    theirs = transformers.AutoTokenizer.from_pretrained(".")
     ids = theirs(lines, add_special_tokens=False)["input_ids"]
     different = sum(
         one != other
@@ -297,10 +294,10 @@ def test_transformers_reads_the_exported_vocabulary(lower, tmp_path):
 
 
 @pytest.mark.parametrize("task, kept", [("CoLA", True), ("RTE", False), ("", False)])
-def test_a_head_of_another_task_is_ignored(task, kept, tokenizer, tmp_path):
+def test_a_head_of_another_task_is_ignored(task, kept, tokenizer):
     heads = albert.Classifier(TINY, 2).state_dict()
-    hf_models.write_albert(tmp_path, heads, task, TINY, 1, tokenizer)
-    cfg, source = read_back(tmp_path)
+    hf_models.write_albert(Path(), heads, task, TINY, 1, tokenizer)
+    cfg, source = read_back(".")
     model = albert.Classifier(cfg, 2)
     albert.start_from(model, source, "CoLA")
     assert torch.equal(model.head.weight, heads["head.weight"]) == kept
@@ -438,17 +435,15 @@ def test_depth_warm_start_loads_everything(ready):
 
 # --- fine-tuning ---------------------------------------------------------------------------------
 
-def test_an_ensemble_of_a_model_and_itself_has_its_scores(ready, works, tmp_path):
+def test_an_ensemble_of_a_model_and_itself_has_its_scores(ready, works):
     """Sec. 4.9. One that has predicted no test split leaves only the scores of dev."""
-    again = shutil.copytree(ready["tuned"], tmp_path / "again")
-    predictions = torch.load(again / "CoLA" / "predictions.pt")
+    shutil.copytree(ready["tuned"], "again")
+    predictions = torch.load("again/CoLA/predictions.pt")
     del predictions["test"]
-    torch.save(predictions, again / "CoLA" / "predictions.pt")
-    mean = tmp_path / "mean"
-    works(f"albert --finetune CoLA --ensemble {{tuned}} {again} --glue {{glue}} --out {mean}")
+    torch.save(predictions, "again/CoLA/predictions.pt")
+    works("albert --finetune CoLA --ensemble {tuned} again --glue {glue} --out mean")
     one, other = [
-        read_json(run / "done.json")["tasks"]["CoLA"]["metrics"]
-        for run in (again, mean)]
+        read_json(f"{run}/done.json")["tasks"]["CoLA"]["metrics"] for run in ("again", "mean")]
     assert one == other
 
 
@@ -483,14 +478,14 @@ def test_the_recipe_is_the_models_unless_a_flag_names_one(given, lr, steps, read
     assert (recipe.lr, recipe.steps) == (lr, steps)
 
 
-def test_the_recipe_of_v2_models(tokenizer, tmp_path):
+def test_the_recipe_of_v2_models(tokenizer):
     """Known by their config.json: no dropout, and half the learning rate for RACE."""
     state = albert.LanguageModel(TINY).state_dict()
-    hf_models.write_albert(tmp_path, state, "", TINY, 1, tokenizer)
-    config = read_json(tmp_path / "config.json")
+    hf_models.write_albert(Path(), state, "", TINY, 1, tokenizer)
+    config = read_json("config.json")
     del config["recipe"]  # which our folders alone have
-    write_json(tmp_path / "config.json", config)
-    recipes = albert.recipes(read_back(tmp_path)[0])
+    write_json("config.json", config)
+    recipes = albert.recipes(read_back(".")[0])
     assert (recipes["RACE"].lr, recipes["RACE"].dropout) == (1e-5, 0)
     assert (recipes["RTE"].lr, recipes["RTE"].dropout) == (3e-5, 0)
 
@@ -510,7 +505,7 @@ def test_the_first_token_baseline_learns_which_token_begins_which_segment():
     assert result == {"sop_accuracy": 0.75}
 
 
-def test_a_folder_without_model_type_and_in_parts_is_read(ready, tmp_path):
+def test_a_folder_without_model_type_and_in_parts_is_read(ready):
     """As many published folders, and sharded ones, in both formats."""
     whole = resolved(albert.Config(init=str(ready["hf"])))[1].weights
     config = read_json(ready["hf"] / "config.json")
@@ -520,7 +515,7 @@ def test_a_folder_without_model_type_and_in_parts_is_read(ready, tmp_path):
     halves = {"1": names[::2], "2": names[1::2]}
     for kind, save in {"model.safetensors": hf_models.write_weights,
                        "pytorch_model.bin": lambda path, part: torch.save(part, path)}.items():
-        folder = tmp_path / kind
+        folder = Path(kind)
         shutil.copytree(ready["hf"], folder)
         (folder / "model.safetensors").unlink()
         write(folder / "config.json", config)

@@ -7,6 +7,7 @@ import functools
 import math
 import random
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -391,8 +392,7 @@ def test_half_of_the_children_change_the_kind_of_a_layer():
     assert 30 < sum(changed) < 70
 
 
-def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(
-        monkeypatch, tmp_path):
+def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(monkeypatch):
     """A negative metric counts as 0 (D32)."""
     started = []
 
@@ -408,18 +408,18 @@ def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(
         for name, main in {"RTE": 0.5, "CoLA": -0.5}.items()}
     data = SimpleNamespace(device=ALONE.device, tasks=tasks)
     supernet = abz.SuperNet(TINY)
-    result = abz.score_candidate((9, 3), 0, supernet, data, TINY, tmp_path / "0")
+    result = abz.score_candidate((9, 3), 0, supernet, data, TINY, Path("0"))
     assert result["scores"] == {"RTE": 0.5, "CoLA": 0.0}
     assert result["score"] == 0.25
     assert started == [7.0, 7.0]
 
 
-def test_a_round_writes_its_best_candidate_back_last(monkeypatch, tmp_path):
+def test_a_round_writes_its_best_candidate_back_last(monkeypatch):
     """And no diverged one."""
     written = []
     supernet = SimpleNamespace(
         state_dict=dict, write_back=lambda pairs: written.append([key for _, key in pairs]))
-    run = SimpleNamespace(ranks=ALONE, folder=tmp_path, log=lambda *_, **values: None)
+    run = SimpleNamespace(ranks=ALONE, folder=Path(), log=lambda *_, **values: None)
     data = SimpleNamespace(tasks={"RTE": SimpleNamespace(majority_baseline=0.5)})
     monkeypatch.setattr(abz, "load_file", lambda path: int(path.stem))
     monkeypatch.setattr(abz, "score_candidates", lambda archs, *_: {
@@ -467,14 +467,14 @@ def test_a_template_takes_a_value_for_each_mark():
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_the_written_module_gives_our_outputs(number, tmp_path):
+def test_the_written_module_gives_our_outputs(number):
     """On padded batches; the module imports torch alone."""
     cfg = dataclasses.replace(TINY, layers=12, embedding=8 * number)
     rng = random.Random(number)
     arch = abz.sample_arch(rng, cfg) if number else abz.parse_arch(abz.PUBLISHED)
     torch.manual_seed(number)
     model = abz.LanguageModel(arch, cfg).double().eval()
-    path = tmp_path / "net.py"
+    path = Path("net.py")
     write_network(path, model, cfg, FakeTokenizer, None, cfg.length)
     source = path.read_text()
     assert not re.search("^(import|from) (?!math|unicodedata|types|torch)", source, re.MULTILINE)

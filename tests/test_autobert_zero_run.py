@@ -1,5 +1,6 @@
 """autobert_zero.py as a program: what its actions write and how they end."""
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,8 +33,7 @@ def searched(finished):
     return finished("autobert_zero search")
 
 
-def test_a_search_writes_history_best_network_and_the_next_command(
-        searched, works, tmp_path, monkeypatch, capsys):
+def test_a_search_writes_history_best_network_and_the_next_command(searched, works, capsys):
     lines = read_jsonl(searched / "history.jsonl")
     assert [line["round"] for line in lines] == [0] * 3 + [1] * 3
     assert lines[0]["scores"].keys() == {"CoLA", "reviews"}
@@ -43,25 +43,23 @@ def test_a_search_writes_history_best_network_and_the_next_command(
     assert best["baselines"].keys() == {"BERT", "hybrid", "majority"}
     works(SEARCH, out=searched)  # prints the result again
     command = next_command(capsys.readouterr().out)
-    monkeypatch.chdir(tmp_path)
     works(f"{command} --steps 2 --batch 2")
-    run = tmp_path / "runs" / "autobert_zero-pretrain-demo"
-    settings = read_json(run / "config.json")["settings"]
+    settings = read_json("runs/autobert_zero-pretrain-demo/config.json")["settings"]
     assert settings["arch"] == best["arch"]
 
 
-def test_a_search_in_which_all_diverge_says_so(ready, tmp_path, monkeypatch, capsys):
-    command = filled(f"{SEARCH} --lr 1e30 --warm_times 0", out=tmp_path, **ready)
+def test_a_search_in_which_all_diverge_says_so(ready, monkeypatch, capsys):
+    command = filled(f"{SEARCH} --lr 1e30 --warm_times 0", out="run", **ready)
     assert call(command, monkeypatch) == 2
     assert "every candidate diverged" in capsys.readouterr().err
-    for line in read_jsonl(tmp_path / "history.jsonl"):
+    for line in read_jsonl("run/history.jsonl"):
         assert line["diverged"]
         assert line["score"] == 0
 
 
-def test_the_network_of_a_search_is_exported_as_it_ended(searched, works, tmp_path):
+def test_the_network_of_a_search_is_exported_as_it_ended(searched, works):
     """With the weights of the finalist, trained again."""
-    path = tmp_path / "new" / "net.py"
+    path = Path("new/net.py")
     works("autobert_zero --export {path} --init {searched}", path=path, searched=searched)
     best = read_json(searched / "best.json")["id"]
     saved = torch.load(searched / "finalists" / f"{best}.pt")
@@ -71,16 +69,14 @@ def test_the_network_of_a_search_is_exported_as_it_ended(searched, works, tmp_pa
         assert torch.equal(state[name], saved[name])
 
 
-def test_a_search_that_does_not_beat_the_majority_baseline_says_so(
-        searched, works, tmp_path, capsys):
-    out = tmp_path / "run"
-    shutil.copytree(searched, out)
-    result = read_json(out / "done.json")
+def test_a_search_that_does_not_beat_the_majority_baseline_says_so(searched, works, capsys):
+    shutil.copytree(searched, "run")
+    result = read_json("run/done.json")
     for score, said in ((0.0, False), (1.0, True)):
         result["baselines"]["majority"]["score"] = score
         result["score"] = 0.5
-        write(out / "done.json", result)
-        works(SEARCH, out=out)
+        write("run/done.json", result)
+        works(SEARCH, out="run")
         assert ("does not beat the majority baseline" in capsys.readouterr().out) == said
 
 
@@ -111,14 +107,14 @@ def keep_tuned(folder, task, tokenizer):
 @pytest.mark.peers
 @pytest.mark.parametrize("kind, task", [
     ("Model", ""), ("Model", "RTE"), ("ModelForSequenceClassification", "RTE")])
-def test_auto_model_opens_an_exported_folder(kind, task, searched, works, tmp_path, capsys):
+def test_auto_model_opens_an_exported_folder(kind, task, searched, works, capsys):
     transformers = pytest.importorskip("transformers")
-    folder = tmp_path / "folder"
+    folder = Path("folder")
     init = searched
     if task:
-        init = tmp_path / task
+        init = Path(task)
         keep_tuned(init, task, load_tokenizer(searched))
-    write(tmp_path / "spiece.model", "theirs")
+    write("spiece.model", "theirs")
     works("autobert_zero --export {to} --init {init}", to=folder, init=init)
     assert f"Auto{kind}" in capsys.readouterr().out
     automatic = getattr(transformers, f"Auto{kind}")
@@ -139,21 +135,21 @@ def test_auto_model_opens_an_exported_folder(kind, task, searched, works, tmp_pa
     ("SST-2", [("dog " * 30,), ("a dog",)]),
 ])
 def test_an_exported_network_cuts_its_inputs_as_predict_does(
-        task, texts, searched, works, tmp_path, monkeypatch):
+        task, texts, searched, works, monkeypatch):
     """Texts longer than --finetune_length, alone and in pairs."""
     predicted = []
     monkeypatch.setattr(abz, "answer_file", lambda *others: predicted.append(others[3]))
-    init = tmp_path / task
+    init = Path(task)
     keep_tuned(init, task, load_tokenizer(searched))
     rows = [("index", *glue.TASKS[task].text)]
     rows += [("0", *pair) for pair in texts]
     lines = ["\t".join(row) for row in rows]
-    file = write(tmp_path / "texts.tsv", "\n".join(lines))
-    path = tmp_path / "net.py"
+    file = write("texts.tsv", "\n".join(lines))
+    path = Path("net.py")
     for action in (f"--predict {file}", f"--export {path}"):
         works(f"autobert_zero {action} --init {init}")
     names, network = load(path)
-    tokenizer = load_tokenizer(tmp_path).model
+    tokenizer = load_tokenizer(".").model
     encode = names["encode"]
     logits = [network(encode(tokenizer, *pair)) for pair in texts]
     assert_close(torch.cat(logits), predicted[0])
@@ -167,7 +163,7 @@ def test_recipes_are_the_papers():
         assert (recipes[task].epochs, recipes[task].batch) == (epochs, batch)
 
 
-def test_positions_are_copied_once_where_short_sequences_end(works, tmp_path, monkeypatch):
+def test_positions_are_copied_once_where_short_sequences_end(works, monkeypatch):
     """D46: of 32 positions the first 8 are trained in the first two of four steps."""
     same = []
     train_step = abz.train_step
@@ -179,9 +175,9 @@ def test_positions_are_copied_once_where_short_sequences_end(works, tmp_path, mo
 
     monkeypatch.setattr(abz, "train_step", step_with_a_look)
     words = f"--arch '{ARCH}' --layers 2 --short 0.5 --steps 4 --length 32"
-    works(f"{TRAINED['autobert_zero']} {words} --out {{out}}", out=tmp_path / "run")
+    works(f"{TRAINED['autobert_zero']} {words} --out run")
     assert same == [False, False, True, False]
-    assert read_json(tmp_path / "run/config.json")["trained"] == 32
+    assert read_json("run/config.json")["trained"] == 32
 
 
 @pytest.mark.parametrize("short, trained", [(0.99, 8), (1, 8), (0.5, 32)])

@@ -9,6 +9,7 @@ import re
 import shlex
 import statistics
 import types
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -320,21 +321,21 @@ def test_fast_rule():
         assert 25.0 < pretended_latency(arch) <= 28.5  # D11
 
 
-def measured(load, tmp_path, monkeypatch, **settings):
+def measured(load, monkeypatch, **settings):
     """(cfg, run, Latency) on a machine that is slower by the factor load()."""
     timed = lambda arch, cfg: pretended_latency(arch) * load()  # noqa: E731
     monkeypatch.setattr(atb, "time_model", timed)
     cfg = dataclasses.replace(TINY, reference="6-128-512-4-128", speedup=8, **settings)
-    run = types.SimpleNamespace(ranks=ALONE, folder=tmp_path)
+    run = types.SimpleNamespace(ranks=ALONE, folder=Path())
     return cfg, run, atb.learn_latency(cfg, run)
 
 
-def test_a_process_that_comes_and_goes_changes_no_latency(tmp_path, monkeypatch):
+def test_a_process_that_comes_and_goes_changes_no_latency(monkeypatch):
     """It slows down each of three phases of the measurement by another factor."""
     loads = iter([1.0] * 60 + [1.8] * 80 + [1.2] * 1000)
     with pytest.warns(UserWarning, match="the machine is busy"):
-        cfg, _, latency = measured(lambda: next(loads), tmp_path, monkeypatch, latency_archs=40)
-    timings = read_json(tmp_path / "latency.json")["times"]
+        cfg, _, latency = measured(lambda: next(loads), monkeypatch, latency_archs=40)
+    timings = read_json("latency.json")["times"]
     reference = pretended_latency(atb.parse_arch(cfg.reference))
     for arch, each in timings.items():
         ratio = pretended_latency(atb.parse_arch(arch)) / reference
@@ -343,10 +344,10 @@ def test_a_process_that_comes_and_goes_changes_no_latency(tmp_path, monkeypatch)
     assert latency.reference in (reference * 1.2, reference * 1.0, reference * 1.8)
 
 
-def test_finalists_keep_the_limit_that_is_printed(tmp_path, monkeypatch, capsys):
+def test_finalists_keep_the_limit_that_is_printed(monkeypatch, capsys):
     rng = random.Random(0)
     load = lambda: rng.uniform(0.8, 1.25)  # noqa: E731
-    cfg, run, latency = measured(load, tmp_path, monkeypatch, winners=60, latency_archs=40)
+    cfg, run, latency = measured(load, monkeypatch, winners=60, latency_archs=40)
     limit = float(re.search(r"--speedup 8 is ([\d.]+) ms", capsys.readouterr().out)[1])
     archs = {str(atb.sample_arch(atb.search_space(cfg), rng)) for _ in range(60)}
     lines = [
@@ -361,9 +362,9 @@ def test_finalists_keep_the_limit_that_is_printed(tmp_path, monkeypatch, capsys)
         assert line["speedup"] == pytest.approx(latency.reference / line["milliseconds"])
 
 
-def test_a_doubtful_predictor_is_told(tmp_path, monkeypatch, capsys):
+def test_a_doubtful_predictor_is_told(monkeypatch, capsys):
     rng = random.Random(0)
-    measured(lambda: rng.uniform(0.3, 3), tmp_path, monkeypatch, latency_archs=6, latency_rounds=1)
+    measured(lambda: rng.uniform(0.3, 3), monkeypatch, latency_archs=6, latency_rounds=1)
     assert re.search("wrong by [0-9]+%.* raise --latency_archs", capsys.readouterr().out)
 
 
@@ -400,26 +401,26 @@ def opened(folder, words):
     return atb.start_model(source, "", atb.Data(ALONE.device, words), TINY, ALONE)
 
 
-def test_models_come_back_bit_for_bit_from_both_layouts(tmp_path, words):
+def test_models_come_back_bit_for_bit_from_both_layouts(words):
     model = atb.extract(tiny_model(), atb.parse_arch("2-12-16-3-18"))
-    exported(tmp_path, model, words)
+    exported(Path(), model, words)
     for folder in ("kept", "exported"):
-        again = opened(tmp_path / folder, words)
+        again = opened(folder, words)
         torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
-    config = read_json(tmp_path / "exported" / "config.json")
+    config = read_json("exported/config.json")
     assert config["hidden_dropout_prob"] == 0.3  # of the training, not of the command's preset
 
 
-def test_a_search_that_was_stopped_has_no_model_yet(tmp_path, words):
+def test_a_search_that_was_stopped_has_no_model_yet(words):
     model = tiny_model()
     settings = dataclasses.replace(TINY, arch=TINY.largest)
     own = dataclasses.replace(OWN, action="superplm")
-    keep_model(tmp_path / "superplm", own, settings, words, model=model)
-    export = f"--export {tmp_path}/exported --init {tmp_path}"
+    keep_model(Path("superplm"), own, settings, words, model=model)
+    export = "--export exported --init ."
     with pytest.raises(atb.UserError, match="not finished .* --arch, or name .*superplm"):
         run_here(export)
     run_here(f"{export} --arch 1-8-8-1-6")
-    assert read_json(tmp_path / "exported" / "config.json")["qkv_size"] == 6
+    assert read_json("exported/config.json")["qkv_size"] == 6
 
 
 def inputs_of_both():
@@ -441,7 +442,7 @@ def inputs_of_both():
     ("electra", 24, 50),
     ("electra", 16, 56),
 ])
-def test_hugging_face_models_are_read(kind, width, tokens, tmp_path, words):
+def test_hugging_face_models_are_read(kind, width, tokens, words):
     """The states of transformers' own BERT and ELECTRA, and a BERT's logits. An ELECTRA of narrower
     embeddings is a teacher alone. Tokens that the vocabulary of 50 lacks are not predicted."""
     transformers = pytest.importorskip("transformers")
@@ -456,17 +457,17 @@ def test_hugging_face_models_are_read(kind, width, tokens, tmp_path, words):
     }
     config = transformers.AutoConfig.for_model(kind, **sizes)
     theirs = transformers.AutoModelForPreTraining.from_config(config).eval()
-    theirs.save_pretrained(tmp_path)
-    words.save(tmp_path)
+    theirs.save_pretrained(".")
+    words.save(Path())
     batch, real, inputs = inputs_of_both()
     expected = theirs(**inputs, output_hidden_states=True)
-    cfg = dataclasses.replace(TINY, teacher=str(tmp_path))
+    cfg = dataclasses.replace(TINY, teacher=".")
     states = atb.load_teacher(cfg, OWN, ALONE, words)(batch)
     close(states[real], expected.hidden_states[-1][real])
     with pytest.raises(atb.UserError, match="32 positions"):
         atb.load_teacher(dataclasses.replace(cfg, length=33), OWN, ALONE, words)
     if kind == "bert":
-        logits = opened(tmp_path, words).eval()(batch)
+        logits = opened(".", words).eval()(batch)
         close(logits, at_positions(expected.prediction_logits)[..., :50])
 
 
@@ -474,10 +475,10 @@ def test_hugging_face_models_are_read(kind, width, tokens, tmp_path, words):
 @pytest.mark.parametrize(
     "kind", ["", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"])
 @pytest.mark.parametrize("text", ["2-24-40-4-24", "2-20-16-3-18"])  # the second needs own code
-def test_exports_open_with_auto_model(kind, text, tmp_path, words, monkeypatch):
+def test_exports_open_with_auto_model(kind, text, words, monkeypatch):
     """All four heads give the states and logits that they give here."""
     transformers = pytest.importorskip("transformers")
-    modules = str(tmp_path / "modules")
+    modules = str(Path("modules").absolute())
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
     model = atb.extract(tiny_model(), atb.parse_arch(text)).eval()
     batch, real, inputs = inputs_of_both()
@@ -489,7 +490,7 @@ def test_exports_open_with_auto_model(kind, text, tmp_path, words, monkeypatch):
         model = atb.TaskModel(model.encoder, 2, spans).eval()
         expected = model(batch)
     auto = getattr(transformers, f"AutoModel{kind}")
-    folder = exported(tmp_path, model, words)
+    folder = exported(Path(), model, words)
     theirs = auto.from_pretrained(folder, trust_remote_code=True).eval()(**inputs)
     outputs = torch.stack(theirs[:2], -1) if spans else theirs[0]
     where = real if expected.dim() == 3 else ...
@@ -515,33 +516,32 @@ def whole(finished):
     ("latency", "superplm"),
     ("superplm", "latency"),
 ])
-def test_phases_alone_are_the_whole_search(phases, flags, whole, tmp_path, monkeypatch, capsys):
+def test_phases_alone_are_the_whole_search(phases, flags, whole, monkeypatch, capsys):
     """Each prints the command of the search."""
     for phase in phases:
-        assert not call(f"autotinybert --{phase} {flags} --out {tmp_path}", monkeypatch)
+        assert not call(f"autotinybert --{phase} {flags} --out run", monkeypatch)
         command = next_command(capsys.readouterr().out)
     assert not call(command, monkeypatch)
-    best, expected = [read_json(folder / "best.json") for folder in (tmp_path, whole)]
+    best, expected = [read_json(f"{run}/best.json") for run in ("run", whole)]
     assert best["arch"] == expected["arch"]
     assert best["scores"] == pytest.approx(expected["scores"])
 
 
-def test_another_search_starts_from_a_finished_ones_superplm(
-        flags, whole, tmp_path, monkeypatch, capsys):
+def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monkeypatch, capsys):
     """And from its latencies, where they were measured on the same machine."""
     limit = 0.5 * read_json(whole / "best.json")["reference_milliseconds"] / 1.5
     flags = flags.replace("--speedup 2", "")
     more = f"--init {whole} --latency_limit {limit} --strategy fast"
-    run_here(f"--search {flags} {more} --out {tmp_path}/run")
+    run_here(f"--search {flags} {more} --out run")
     printed = capsys.readouterr().out
     assert f"{whole}: its 25 latencies are used again" in printed
     assert f"limit of --latency_limit {limit:g} is" in printed
     assert not re.search("baseline.*MLM-saved", printed)
-    best = read_json(tmp_path / "run" / "best.json")
+    best = read_json("run/best.json")
     assert best["milliseconds"] <= limit == best["limit_milliseconds"]
     expected = pretended_latency(atb.parse_arch(best["arch"]))
     assert best["milliseconds"] == pytest.approx(expected)
-    assert not (tmp_path / "run" / "superplm").exists()
+    assert not Path("run/superplm").exists()
     for kind in ("searched", "BERT's rule"):
         line = re.search(f"^{kind} .*", printed, re.MULTILINE)[0]
         assert best["table"][kind]["arch"] in line
@@ -550,9 +550,9 @@ def test_another_search_starts_from_a_finished_ones_superplm(
     assert (rule.qkv, rule.ffn) == (rule.hidden, 4 * rule.hidden)
     assert "--export" in next_command(printed)
     with pytest.raises(atb.UserError, match="--init .* are used again"):
-        run_here(f"--search {flags} --latency_limit {2 * limit} --out {tmp_path}/run")
+        run_here(f"--search {flags} --latency_limit {2 * limit} --out run")
     monkeypatch.setattr(atb, "processor", lambda: "abacus")
-    run_here(f"--latency {flags} {more} --out {tmp_path}/other")
+    run_here(f"--latency {flags} {more} --out other")
     assert "used again" not in capsys.readouterr().out
 
 
@@ -570,18 +570,18 @@ def test_the_front_is_what_no_faster_shape_surpasses():
     assert atb.pareto([history[0]])[1].count("<circle") == 1
 
 
-def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags, tmp_path):
+def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags):
     """In a space of which only a few of the smallest architectures meet it."""
     flags = flags.replace("--speedup 2", "--largest 8-256-512-12-384")
     for strategy in ("evolution", "random", "fast"):
-        out = tmp_path / strategy
+        out = Path(strategy)
         more = f"{flags} --strategy {strategy}"
         with pytest.raises(atb.UserError, match=f"{strategy} finds nothing") as error:
             run_here(f"--search {more} --speedup 24 --out {out}")
         assert not (out / "superplm").exists()
     for action in ("--search", "--finetune SST-2"):
         with pytest.raises(atb.UserError, match="no model yet; first go on with --search --out"):
-            run_here(f"{action} {more} --init {out} --out {tmp_path}/other")
+            run_here(f"{action} {more} --init {out} --out other")
     works = float(re.search(r"--latency_limit ([\d.]+) instead", str(error.value))[1])
     latencies = (out / "latency.json").read_text()
     for limit in (works, 2 * works, works):  # nothing but latencies is lost with another limit
@@ -592,9 +592,9 @@ def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags, 
     assert (out / "latency.json").read_text() == latencies
 
 
-def test_latencies_of_another_processor_are_named(tmp_path, monkeypatch):
+def test_latencies_of_another_processor_are_named(monkeypatch):
     monkeypatch.setattr(atb, "time_model", pretended_latency)
-    path = tmp_path / "latency.json"
+    path = Path("latency.json")
     cfg = dataclasses.replace(TINY, latency_archs=6)
     atb.measure_latencies(cfg, path)
     monkeypatch.setattr(atb, "processor", lambda: "abacus")
@@ -612,10 +612,10 @@ def test_zero_steps_are_the_papers_passes_over_the_corpus():
     assert atb.resolve_data(scratch, data).further_steps == 260
 
 
-def test_a_fine_tuning_scores_tasks_and_masked_words(ready, flags, whole, tmp_path):
+def test_a_fine_tuning_scores_tasks_and_masked_words(ready, flags, whole):
     """Of a part of the SuperPLM of a finished search."""
     run_here(f"--finetune SST-2,MLM-saved {flags} --glue {ready['glue']} --init {whole} "
-             f"--arch 1-8-8-1-6 --out {tmp_path}")
-    result = read_json(tmp_path / "done.json")
+             "--arch 1-8-8-1-6 --out run")
+    result = read_json("run/done.json")
     mlm = result["mlm"]
     assert mlm["main"] == pytest.approx(1 - mlm["loss"] / math.log(300))

@@ -2,6 +2,7 @@
 import dataclasses
 import importlib
 import json
+from pathlib import Path
 
 import pytest
 from conftest import slow
@@ -31,9 +32,9 @@ def test_the_page_is_what_the_results_say():
 
 
 @pytest.mark.peers
-def test_the_plot_of_the_front_page_is_what_the_results_say(tmp_path):
+def test_the_plot_of_the_front_page_is_what_the_results_say():
     search_plot = pytest.importorskip("tests.claims.search_plot")
-    path = search_plot.draw("dark", tmp_path)
+    path = search_plot.draw("dark", Path())
     assert path.read_text() == (study.HERE / "results" / path.name).read_text()
 
 
@@ -60,21 +61,21 @@ MIXTURE = (
     slow("mformer translation", "--steps 2 --train_examples 64 --beam 1"),
     slow("mformer length", ""),
 ])
-def test_studies_run_at_their_smallest(names, flags, tmp_path):
+def test_studies_run_at_their_smallest(names, flags):
     """All pairs of arms that the claims compare are measured. Studies in one row share runs."""
     paper, *names = names.split()
     module = vars(importlib.import_module(f"tests.claims.{paper}"))
     for name in names:
-        words = f"{name} --seeds 1 --results {tmp_path} --runs {tmp_path}/runs {flags}"
+        words = f"{name} --seeds 1 --results . --runs runs {flags}"
         record = study.main(paper, module, words.split())
         for claim in study.studies_of(module)[name].claims:
             pairs = [pair for pair in claim.pairs if not pair[0].endswith("GB")]
             assert len(record["intervals"][claim.name]) >= max(1, len(pairs))
-        assert json.loads((tmp_path / f"{name}.json").read_text())["values"]
+        assert json.loads(Path(f"{name}.json").read_text())["values"]
 
 
 @pytest.mark.slow
-def test_studies_of_the_open_space_run_at_their_smallest(tmp_path, monkeypatch):
+def test_studies_of_the_open_space_run_at_their_smallest(monkeypatch):
     settings = search_table.settings
 
     def smallest(seed, glue=""):
@@ -86,12 +87,11 @@ def test_studies_of_the_open_space_run_at_their_smallest(tmp_path, monkeypatch):
     for name, value in {"PAIRS": 2, "BEST": 2, "TIMES": 2, "SEARCH": small}.items():
         monkeypatch.setattr(open_space, name, value)
     for name in ("open_pairs", "open_parts"):
-        words = f"{name} --jobs 2 --results {tmp_path} --runs {tmp_path}/runs"
+        words = f"{name} --jobs 2 --results . --runs runs"
         record = study.main("autobert_zero", vars(autobert_zero), words.split())
         assert all(len(scores) == 2 for scores in record["values"].values())
         assert len(record["intervals"]) == len(getattr(open_space, name).claims)
-    folder = tmp_path / "runs" / "open"
-    histories = [search_table.read_lines(folder / "searches" / f"{strategy}-200.jsonl")
+    histories = [search_table.read_lines(Path(f"runs/open/searches/{strategy}-200.jsonl"))
                  for strategy in open_space.STRATEGIES]
     assert [len(history) for history in histories] == [3, 3]
     first = [[line["arch"] for line in history[:2]] for history in histories]

@@ -3,6 +3,7 @@ import multiprocessing
 import signal
 import textwrap
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,46 +78,46 @@ def test_a_document_ends_at_a_blank_line_or_with_the_file_or_a_line(end, sizes):
     assert [len(document) for document in documents] == sizes
 
 
-def test_short_documents_get_a_hint(tmp_path):
-    text = write(tmp_path / "t.txt", "w1 w2 ab bc cd.\nw1.\nw2.\nw1.\n\n" * 9)
-    short = write(tmp_path / "s.txt", "w1 w2 ab bc cd.\n\n" * 9)
-    _, corpus = make_corpus([text], tmp_path / "out", 14)
+def test_short_documents_get_a_hint():
+    text = write("t.txt", "w1 w2 ab bc cd.\nw1.\nw2.\nw1.\n\n" * 9)
+    short = write("s.txt", "w1 w2 ab bc cd.\n\n" * 9)
+    _, corpus = make_corpus([text], "out", 14)
     assert corpus.summary().endswith("36 sentences, 9 documents (median of 4 sentences)")
-    _, corpus = make_corpus([short], tmp_path / "short", 14)
+    _, corpus = make_corpus([short], "short", 14)
     assert "median of 1 sentences); hint: " in corpus.summary()
-    _, corpus = make_corpus([short], tmp_path / "book", 14, documents="file")
+    _, corpus = make_corpus([short], "book", 14, documents="file")
     assert "9 sentences, 1 documents (median of 9 sentences)" in corpus.summary()
 
 
-def test_paragraphs_of_a_book_get_a_hint_and_articles_do_not(tmp_path):
+def test_paragraphs_of_a_book_get_a_hint_and_articles_do_not():
     sentence = "w1 w2 ab bc cd.\n"
-    paragraphs = write(tmp_path / "book.txt", (sentence * 6 + "\n") * 120)
+    paragraphs = write("book.txt", (sentence * 6 + "\n") * 120)
     longer = [(sentence * (80 if number % 20 == 0 else 6)) + "\n" for number in range(120)]
-    articles = write(tmp_path / "articles.txt", "".join(longer))
-    _, corpus = make_corpus([paragraphs], tmp_path / "a", 14)
+    articles = write("articles.txt", "".join(longer))
+    _, corpus = make_corpus([paragraphs], "a", 14)
     assert "median of 6 sentences); hint: " in corpus.summary()
-    _, corpus = make_corpus([articles], tmp_path / "b", 14)
+    _, corpus = make_corpus([articles], "b", 14)
     assert corpus.summary().endswith("median of 6 sentences)")
 
 
-def test_a_vocabulary_too_large_for_the_text_names_the_largest(tmp_path, capsys):
-    text = write(tmp_path / "t.txt", "the cat sat on the mat.\nthe dog ran.\n" * 5)
+def test_a_vocabulary_too_large_for_the_text_names_the_largest(capsys):
+    text = write("t.txt", "the cat sat on the mat.\nthe dog ran.\n" * 5)
     message = r"t.txt: --vocab_size 20 is the largest that this text allows$"
     with pytest.raises(UserError, match=message):
-        make_corpus([text], tmp_path / "out", 30_000)
+        make_corpus([text], "out", 30_000)
     with pytest.raises(UserError, match="--vocab_size 5 is below 19"):
-        make_corpus([text], tmp_path / "out", 5)
-    tokenizer, _ = make_corpus([text], tmp_path / "out", 20)
+        make_corpus([text], "out", 5)
+    tokenizer, _ = make_corpus([text], "out", 20)
     assert tokenizer.vocab_size == 20
     assert "hint" not in capsys.readouterr().out
 
 
-def test_chunks_cover_a_file_and_cut_no_word(tmp_path, monkeypatch):
+def test_chunks_cover_a_file_and_cut_no_word(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 700)
     monkeypatch.setattr(module, "WINDOW", 100)
     text = PROSE * 100 + "中文" * 3000
     raw = text.encode()
-    file = write(tmp_path / "a.txt", raw)
+    file = write("a.txt", raw)
     parts = [raw[start:end] for _, start, end in chunks(file)]
     assert b"".join(parts) == raw
     for part in parts:
@@ -126,56 +127,54 @@ def test_chunks_cover_a_file_and_cut_no_word(tmp_path, monkeypatch):
 
 # --- preparing -----------------------------------------------------------------------------------
 
-def test_files_say_what_the_text_says(tmp_path, tokenizer):
+def test_files_say_what_the_text_says(tokenizer):
     """Without a byte-order mark, bytes that are not UTF-8 and sentences without tokens."""
-    write(tmp_path / "b" / "z.txt", "w1 w2\nw3\n\nw4 w5 w6\n")
-    write(tmp_path / "a.text", b"\xef\xbb\xbfw7\n\xcc\x81\nw8\x94 w9\n")
-    inputs = [tmp_path / "b", tmp_path / "a.text"]
-    corpus = prepare_corpus(inputs, tokenizer, tmp_path / "out")
+    write("b/z.txt", "w1 w2\nw3\n\nw4 w5 w6\n")
+    write("a.text", b"\xef\xbb\xbfw7\n\xcc\x81\nw8\x94 w9\n")
+    corpus = prepare_corpus(["b", "a.text"], tokenizer, "out")
     assert [WORDS[i - 5] for i in corpus.tokens] == WORDS[1:10]
     assert corpus.sentences.tolist() == [0, 2, 3, 6, 7, 9]
     assert corpus.documents.tolist() == [0, 2, 3, 5]
 
 
-def test_workers_do_not_change_the_files(tmp_path, tokenizer, monkeypatch):
+def test_workers_do_not_change_the_files(tokenizer, monkeypatch):
     documents = "\n\n".join(WORDS).replace("7\n", "7")  # of one word or two
-    text = write(tmp_path / "text.txt", documents)
-    whole = prepare_corpus([text], tokenizer, tmp_path / "whole")
+    text = write("text.txt", documents)
+    whole = prepare_corpus([text], tokenizer, "whole")
     monkeypatch.setattr(module, "CHUNK", 1000)
     monkeypatch.setattr(module, "WINDOW", 600)  # holds the end of a document
-    corpus = prepare_corpus([text], tokenizer, tmp_path / "parts", workers=2)
+    corpus = prepare_corpus([text], tokenizer, "parts", workers=2)
     for name in module.NAMES:
         expected = getattr(whole, name)
         assert np.array_equal(getattr(corpus, name), expected)
 
 
-def test_a_folder_is_made_once(tmp_path):
-    text = write(tmp_path / "t.txt", "w1 w2 ab bc cd.\n" * 9)
-    folder = tmp_path / "out"
-    make_corpus([text], folder, 14, "")
-    file = folder / "tokens.bin"
+def test_a_folder_is_made_once():
+    text = write("t.txt", "w1 w2 ab bc cd.\n" * 9)
+    make_corpus([text], "out", 14, "")
+    file = Path("out/tokens.bin")
     before = file.stat()
-    make_corpus([text], folder, 14, "")
+    make_corpus([text], "out", 14, "")
     assert file.stat() == before
     with pytest.raises(UserError, match="was made with --vocab_size 14, now 15;"):
-        make_corpus([text], folder, 15)
+        make_corpus([text], "out", 15)
     with pytest.raises(UserError, match="--documents blank, now file;"):
-        make_corpus([text], folder, 14, documents="file")
-    tokenizer, _ = make_corpus([text], folder, 15, replace=True)
+        make_corpus([text], "out", 14, documents="file")
+    tokenizer, _ = make_corpus([text], "out", 15, replace=True)
     assert tokenizer.vocab_size == 15
 
 
 # --- examples ------------------------------------------------------------------------------------
 
-def numbered(folder, lengths, per_document):
+def numbered(lengths, per_document):
     """A corpus of sentences of these lengths; token i is i."""
     tokens = np.arange(sum(lengths), dtype=np.uint32)
-    write_corpus(folder, tokens.size, lengths, per_document, "uint32")
-    tokens.tofile(folder / "tokens.bin")
-    return Corpus(folder)
+    write_corpus(tokens.size, lengths, per_document, "uint32")
+    tokens.tofile("tokens.bin")
+    return Corpus(".")
 
 
-def write_corpus(folder, tokens, lengths, per_document, dtype):
+def write_corpus(tokens, lengths, per_document, dtype):
     """All but the tokens."""
     meta = {
         "format": 1,
@@ -186,9 +185,9 @@ def write_corpus(folder, tokens, lengths, per_document, dtype):
         "sentences": len(lengths),
         "documents": len(per_document),
     }
-    write(folder / "meta.json", meta)
-    np.cumsum([0, *lengths]).tofile(folder / "sentences.bin")
-    np.cumsum([0, *per_document]).tofile(folder / "documents.bin")
+    write("meta.json", meta)
+    np.cumsum([0, *lengths]).tofile("sentences.bin")
+    np.cumsum([0, *per_document]).tofile("documents.bin")
 
 
 def parts(segments):
@@ -202,12 +201,11 @@ def parts(segments):
     (RUNS, [2, 3, 5, 1, 8] * 160, 100),
     (RUNS, [3000], 32),
 ])
-def test_examples_are_consecutive_text_of_one_document_cut_at_sentences(
-        make, documents, length, tmp_path):
+def test_examples_are_consecutive_text_of_one_document_cut_at_sentences(make, documents, length):
     """And "other" is text of another document."""
     rng = np.random.default_rng(0)
     lengths = rng.choice([3, 5, 8, 13, 40], sum(documents))
-    corpus = numbered(tmp_path, lengths, documents)
+    corpus = numbered(lengths, documents)
     _, stops = corpus.bounds
     sentences = {*corpus.sentences.tolist()}
     columns = [zip(tokens.tolist(), sizes.tolist())
@@ -235,8 +233,8 @@ def test_examples_are_consecutive_text_of_one_document_cut_at_sentences(
     assert told > 600 or len(documents) == 1
 
 
-def test_segments_show_each_token_once_an_epoch(tmp_path):
-    corpus = numbered(tmp_path, [10] * 200, [100, 100])
+def test_segments_show_each_token_once_an_epoch():
+    corpus = numbered([10] * 200, [100, 100])
     epochs = []
     slots = corpus.slots(30)
     for begin in (0, slots):
@@ -256,9 +254,9 @@ def test_an_example_never_runs_out_of_random_numbers(monkeypatch):
     assert len({draw() for _ in range(5)}) == 5
 
 
-def test_resume_and_ranks(tmp_path):
+def test_resume_and_ranks():
     """Any way to cut the range of positions gives the same examples, across an epoch's end."""
-    small = numbered(tmp_path, [7] * 820, range(1, 41))
+    small = numbered([7] * 820, range(1, 41))
     first = small.slots(30) - 20
     whole = small.segments(first, 64, 30, seed=5)
     begun = small.segments(first, 7, 30, seed=5)
@@ -268,13 +266,13 @@ def test_resume_and_ranks(tmp_path):
         assert torch.equal(torch.cat(pieces), value)
 
 
-def test_the_lengths_of_whole_sentences_do_not_tell_their_order(tmp_path):
+def test_the_lengths_of_whole_sentences_do_not_tell_their_order():
     """The mean difference of two parts is below a tenth of its standard deviation."""
     rng = np.random.default_rng(0)
     documents = rng.integers(2, 7, 6000)  # no example twice
     lengths = rng.lognormal(2.3, 0.6, documents.sum())
     lengths = lengths.clip(3, 60).astype(int)
-    corpus = numbered(tmp_path, lengths, documents)
+    corpus = numbered(lengths, documents)
     runs = corpus.sentence_runs(0, 5000, 60, 1)
     used = (runs.length_b * runs.length_other).bool()
     for length in (runs.length_b, runs.length_other):
@@ -284,9 +282,9 @@ def test_the_lengths_of_whole_sentences_do_not_tell_their_order(tmp_path):
         assert mean.abs() < 0.1 * difference.std()
 
 
-def test_held_out_documents(tmp_path):
+def test_held_out_documents():
     """--held_out: a fraction, evenly spread, or a number of documents."""
-    small = numbered(tmp_path, [7] * 40, [1] * 40)
+    small = numbered([7] * 40, [1] * 40)
     train, dev = small.split(0.1)
     assert sorted([*train.ids, *dev.ids]) == [*range(40)]
     assert np.diff(dev.ids).min() >= 9
@@ -294,14 +292,14 @@ def test_held_out_documents(tmp_path):
     assert len(dev.ids) == 39
 
 
-def test_positions_beyond_32_bits(tmp_path):
+def test_positions_beyond_32_bits():
     """A (sparse) corpus of 4 G tokens, like one of more than 16 GB of text."""
     last = 2**32 + 12345
-    write_corpus(tmp_path, last + 9, [last, 9], [1, 1], "uint16")
-    with open(tmp_path / "tokens.bin", "wb") as file:
+    write_corpus(last + 9, [last, 9], [1, 1], "uint16")
+    with open("tokens.bin", "wb") as file:
         file.seek(2 * last)
         file.write(np.arange(1, 10, dtype=np.uint16))
-    corpus = Corpus(tmp_path)
+    corpus = Corpus(".")
     segments = corpus.collect(8, [(last, 5) * 3])
     tokens = segments.segment_a[0].tolist()
     assert tokens == [1, 2, 3, 4, 5, 0, 0, 0]
@@ -325,7 +323,7 @@ def test_join_is_that_of_glue(empty_b):
     assert lengths.tolist() == [6, 3 + empty_b]
 
 
-def test_workers_are_killed_when_the_program_is_told_to_stop(tmp_path, tokenizer, monkeypatch):
+def test_workers_are_killed_when_the_program_is_told_to_stop(tokenizer, monkeypatch):
     """As by SIGTERM, while the caller waits."""
     def too_long(*_, **more):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
@@ -338,8 +336,8 @@ def test_workers_are_killed_when_the_program_is_told_to_stop(tmp_path, tokenizer
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     began = time.monotonic()
     with pytest.raises(Stop):
-        text = write(tmp_path / "text.txt", "w1 w2\n")
-        prepare_corpus([text], tokenizer, tmp_path / "out", workers=2)
+        text = write("text.txt", "w1 w2\n")
+        prepare_corpus([text], tokenizer, "out", workers=2)
     signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - began < 5
     assert not multiprocessing.active_children()

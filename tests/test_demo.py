@@ -21,13 +21,13 @@ from data.inputs import is_demo
 
 
 @pytest.mark.slow
-def test_every_build_is_equal(demo, tmp_path):
+def test_every_build_is_equal(demo):
     """Also in a process that hashes strings differently, and in any folder."""
     script = ROOT / "data" / "prepare.py"
-    folder = tmp_path / "demo"
+    folder = Path("demo")
     command = [sys.executable, script, "demo", "--to", folder]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    subprocess.run(command, check=True, cwd=tmp_path, env=environment)
+    subprocess.run(command, check=True, env=environment)
     about = json.loads((folder / "demo.json").read_text())
     assert about["sha256"] == demo["sha256"]
 
@@ -153,13 +153,12 @@ def small_build(monkeypatch):
         monkeypatch.setattr(making, f"{name}_files", lambda parts=None: [("a.txt", "A")])
 
 
-def test_demo_data_replaces_no_folder_of_others_and_what_a_kill_left(
-        tmp_path, small_build, monkeypatch):
-    folder = tmp_path / "demo"
-    others = write(tmp_path / "demo.part" / "mine", "mine")
+def test_demo_data_replaces_no_folder_of_others_and_what_a_kill_left(small_build, monkeypatch):
+    folder = Path("demo")
+    others = write("demo.part/mine", "mine")
     with pytest.raises(UserError, match="demo.part: made by another program"):
         make_demo(folder)
-    others.rename(tmp_path / "mine")
+    others.rename("mine")
     others.parent.rmdir()
     with monkeypatch.context() as patch:
         patch.setattr(making, "cifar10_files", None)
@@ -171,11 +170,9 @@ def test_demo_data_replaces_no_folder_of_others_and_what_a_kill_left(
         make_demo(folder)
 
 
-def test_demo_data_is_known_by_what_is_there_and_not_by_its_name(demo, tmp_path):
-    mine = tmp_path / "data" / "demographics"
-    mine.mkdir(parents=True)
-    assert not is_demo(str(mine))
-    link = tmp_path / "link"
-    link.symlink_to(demo["glue"])
-    assert is_demo((demo["train_text"], str(link)))
+def test_demo_data_is_known_by_what_is_there_and_not_by_its_name(demo):
+    Path("data/demographics").mkdir(parents=True)
+    assert not is_demo("data/demographics")
+    Path("link").symlink_to(demo["glue"])
+    assert is_demo((demo["train_text"], "link"))
     assert is_demo(str(Path(demo["glue"]).parent))

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -39,30 +40,30 @@ def open_run(folder, reads=None, **settings):
     return RunFolder(Config(str(folder), **settings), command, ALONE, reads=reads)
 
 
-def test_a_run_folder_is_resumed_and_refused_to_others(tmp_path):
-    run = open_run(tmp_path, widths=(1, 2))
-    write(tmp_path / "checkpoint.pt", "")
-    partial = write(tmp_path / "finalists/0.training.pt.partial-7", "torn")
+def test_a_run_folder_is_resumed_and_refused_to_others():
+    run = open_run(".", widths=(1, 2))
+    write("checkpoint.pt", "")
+    partial = write("finalists/0.training.pt.partial-7", "torn")
     run.log("train", 1, loss=2.0)
-    with (tmp_path / "log.jsonl").open("a") as log:
+    with open("log.jsonl", "a") as log:
         log.write('{"phase": "train", "st')  # torn by a crash
-    open_run(tmp_path, widths=(1, 2), device="cuda")
-    lines = read_jsonl(tmp_path / "log.jsonl")
+    open_run(".", widths=(1, 2), device="cuda")
+    lines = read_jsonl("log.jsonl")
     assert [line.get("event") for line in lines] == [None, "resumed"]
     assert not partial.exists()
     with pytest.raises(UserError, match=r"lr \(1.0 there, 2.0 here"):
-        open_run(tmp_path, lr=2.0, widths=(1, 2))
+        open_run(".", lr=2.0, widths=(1, 2))
     with pytest.raises(UserError, match="no run folder"):  # --dry_run would delete a real run
-        open_run(tmp_path, widths=(1, 2), dry_run=True, restart=True)
+        open_run(".", widths=(1, 2), dry_run=True, restart=True)
 
 
-def test_a_folder_in_which_nothing_was_computed_is_taken_over(tmp_path):
+def test_a_folder_in_which_nothing_was_computed_is_taken_over():
     """A corpus says itself of which text it is. What else was made of other data is deleted."""
-    begin = functools.partial(open_run, tmp_path / "run")
-    made = [write(tmp_path / "run" / name, "") for name in ("corpus/tokens.bin", "spiece.model")]
+    begin = functools.partial(open_run, "run")
+    made = [write(f"run/{name}", "") for name in ("corpus/tokens.bin", "spiece.model")]
     with pytest.raises(UserError, match="no run folder"):
         begin()  # no run made it
-    shutil.copy(open_run(tmp_path / "other").folder / "config.json", tmp_path / "run")
+    shutil.copy(open_run("other").folder / "config.json", "run")
     assert begin().new
     assert all(path.exists() for path in made)
     assert begin(lr=2.0).new
@@ -73,15 +74,15 @@ def test_a_folder_in_which_nothing_was_computed_is_taken_over(tmp_path):
         begin()
 
 
-def test_data_that_change_are_refused_in_every_phase(tmp_path):
+def test_data_that_change_are_refused_in_every_phase():
     """A phase can read more than the one before; what one has read must be the same in the next."""
-    data = tmp_path / "data"
-    glue = write(tmp_path / "glue.tsv", "1")
-    write(data / "a/1.txt", "1")
-    begin = functools.partial(open_run, tmp_path / "run")
+    data = Path("data")
+    glue = write("glue.tsv", "1")
+    write("data/a/1.txt", "1")
+    begin = functools.partial(open_run, "run")
     reads = {"corpus": [data], "glue": [glue]}
     write(begin(reads={"corpus": [data]}).folder / "checkpoint.pt", "")
-    write(data / "a/1.txt", "1")  # at another time
+    write("data/a/1.txt", "1")  # at another time
     begin(reads=reads)
     for flag, path in {"glue": glue, "corpus": data / "2.txt"}.items():
         write(path, "other")
@@ -89,9 +90,9 @@ def test_data_that_change_are_refused_in_every_phase(tmp_path):
             begin(reads={flag: reads[flag]})
 
 
-def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
+def test_a_torn_checkpoint_gives_way_to_the_one_before():
     model = torch.nn.Linear(2, 2)
-    path = tmp_path / "checkpoint.pt"
+    path = Path("checkpoint.pt")
     checkpoint = Checkpoint(path, ALONE, model=model)
     checkpoint.save(step=1)
     first = model.weight.clone()
@@ -104,7 +105,7 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before(tmp_path):
     assert torch.equal(model.weight, first)
 
 
-def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
+def test_jobs_are_done_once_each_and_a_stop_reaches_all(monkeypatch):
     done = []
 
     def work(name):
@@ -116,7 +117,7 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(tmp_path, monkeypatch):
     monkeypatch.setattr("common.distributed._stop_requested", False)
     monkeypatch.setattr("common.run.stopping", lambda ranks: done.count("c") == 1)
     jobs = functools.partial(
-        share_out, ALONE, list("dcba"), tmp_path, "jobs", work, cost=list("dcba").index)
+        share_out, ALONE, list("dcba"), Path(), "jobs", work, cost=list("dcba").index)
     with pytest.raises(Stop):
         jobs()
     assert done == list("abc")  # the highest cost first
@@ -200,9 +201,9 @@ def test_a_process_that_waits_for_others_says_so(monkeypatch, capfd):
     assert "for the others of WORLD_SIZE=2" in capfd.readouterr().err
 
 
-def test_a_system_without_locks_runs_without_them(tmp_path, monkeypatch, capfd):
+def test_a_system_without_locks_runs_without_them(monkeypatch, capfd):
     monkeypatch.setattr("common.files.fcntl", None)
-    open_run(tmp_path)
+    open_run(".")
     assert "no locks" in capfd.readouterr().err
     release_locks()
 
@@ -217,10 +218,10 @@ def tell_to_stop(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-def test_sigterm_ends_what_no_loop_saves_but_not_a_save(tell_to_stop, tmp_path):
+def test_sigterm_ends_what_no_loop_saves_but_not_a_save(tell_to_stop):
     slow = SimpleNamespace(
         state_dict=lambda: time.sleep(1) or {}, load_state_dict=lambda state: None)
-    checkpoint = Checkpoint(tmp_path / "checkpoint.pt", ALONE, slow=slow)
+    checkpoint = Checkpoint("checkpoint.pt", ALONE, slow=slow)
     with pytest.raises(Stop), launch("cpu"):
         tell_to_stop()
         checkpoint.save(step=7)
@@ -239,10 +240,9 @@ def test_a_loop_ends_its_step_however_slow_and_saves(tell_to_stop):
         time.sleep(1)  # it evaluates, before it saves
 
 
-def test_tensorboard_has_the_numbers_of_the_log(tmp_path):
+def test_tensorboard_has_the_numbers_of_the_log():
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    run = open_run(tmp_path, tensorboard=True)
+    run = open_run(".", tensorboard=True)
     run.log("finetune", 7, job="CoLA-1", loss=0.5, dev={"score": 0.25})
-    accumulator = events.EventAccumulator(str(tmp_path / "tensorboard"))
-    scalars = accumulator.Reload().Scalars("finetune/CoLA-1/dev_score")
+    scalars = events.EventAccumulator("tensorboard").Reload().Scalars("finetune/CoLA-1/dev_score")
     assert [(scalar.step, scalar.value) for scalar in scalars] == [(7, 0.25)]

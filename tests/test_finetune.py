@@ -1,5 +1,6 @@
 """common/finetune.py: tasks, training, jobs, medians."""
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -137,7 +138,7 @@ def test_micro_batches_have_the_gradient_of_the_batch():
     ("pearson", 0.3, 0.0, False),
 ])
 def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
-        headline, score, baseline, poor, tmp_path, capsys):
+        headline, score, baseline, poor, capsys):
     entry = {
         "headline": headline,
         "median": score,
@@ -148,7 +149,7 @@ def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
     }
     result = {"tasks": {"reviews": entry}, "average": None}
     run = SimpleNamespace(
-        ranks=ALONE, folder=tmp_path, finished=lambda: result, print_result=lambda *words: None)
+        ranks=ALONE, folder=Path(), finished=lambda: result, print_result=lambda *words: None)
     finetune.print_summary(run, Config())
     printed = capsys.readouterr().out
     assert ("no better than the majority baseline; raise --finetune_epochs" in printed) == poor
@@ -158,7 +159,7 @@ def job(name, task, score):
     return {"job": name, "task": task, "diverged": score < 0.2, "metrics": {"main": score}}
 
 
-def test_mnli_comes_first_and_small_tasks_start_from_its_best_job(tmp_path):
+def test_mnli_comes_first_and_small_tasks_start_from_its_best_job():
     starts = {}
     scores = {"a": 0.5, "b": 0.7, "c": 0.9, "d": 0.1}
     jobs = {"d": "RTE", "a": "MNLI", "b": "MNLI", "c": "CoLA"}
@@ -167,15 +168,15 @@ def test_mnli_comes_first_and_small_tasks_start_from_its_best_job(tmp_path):
         starts[name] = start
         return job(name, jobs[name], scores[name])
 
-    results = run_jobs(ALONE, tmp_path, jobs, work)
+    results = run_jobs(ALONE, Path(), jobs, work)
     assert [result["job"] for result in results] == list("abcd")
-    assert starts == {"a": None, "b": None, "c": None, "d": tmp_path / "jobs" / "b"}
+    assert starts == {"a": None, "b": None, "c": None, "d": Path("jobs/b")}
 
 
-def test_the_median_job_stands_for_a_task(tmp_path):
-    (tmp_path / "jobs" / "0.6").mkdir(parents=True)  # the lower one of two in the middle
+def test_the_median_job_stands_for_a_task():
+    Path("jobs/0.6").mkdir(parents=True)  # the lower one of two in the middle
     results = [job(str(score), "RTE", score) for score in (0.7, 0.6, 0.1, 0.7)]
-    entry = summarise(tmp_path, results)["tasks"]["RTE"]
+    entry = summarise(Path(), results)["tasks"]["RTE"]
     expected = {
         "median": 0.6,
         "diverged": 1,
@@ -183,4 +184,4 @@ def test_the_median_job_stands_for_a_task(tmp_path):
         "sd": 0.2872,
     }
     assert {name: entry[name] for name in expected} == pytest.approx(expected, abs=1e-4)
-    assert (tmp_path / "RTE").is_dir()
+    assert Path("RTE").is_dir()

@@ -1,5 +1,6 @@
 """A task of one's own: a folder with train and dev files, any labels."""
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +12,13 @@ from common.cli import Command, UserError
 from common.finetune import answer_folder, parse_tasks
 
 def make(folder, train=REVIEWS["train"], dev=REVIEWS["dev"], ending="csv"):
-    write(folder / f"train.{ending}", train)
-    write(folder / f"dev.{ending}", dev)
+    write(f"{folder}/train.{ending}", train)
+    write(f"{folder}/dev.{ending}", dev)
     return folder_task.FolderName(folder)
 
 
-def test_classes_are_words_and_csv_has_quotes(tmp_path):
-    name = make(tmp_path / "reviews")
+def test_classes_are_words_and_csv_has_quotes():
+    name = make("reviews")
     task = folder_task.infer_task(name)
     assert (task.name, task.text) == ("reviews", ("text",))
     assert task.labels == ("angry", "meh", "pleased")
@@ -27,15 +28,15 @@ def test_classes_are_words_and_csv_has_quotes(tmp_path):
     assert [label for _, label in folder_task.read_examples(name.files()["dev"], task)] == [0, 2]
 
 
-def test_numbers_with_a_decimal_point_are_a_regression(tmp_path):
+def test_numbers_with_a_decimal_point_are_a_regression():
     train = "a\tb\tlabel\nx\ty\t100.5\nz\tw\t200.5\n"
-    name = make(tmp_path / "t", train, "a\tb\tlabel\nx\ty\t350\n", "tsv")
+    name = make("t", train, "a\tb\tlabel\nx\ty\t350\n", "tsv")
     task, splits = folder_task.read_folder(name)
     assert (task.regression, task.text) == (True, ("a", "b"))
     assert [example.label for example in splits["train"]] == [-1, 1]
-    path = folder_task.write_predictions(tmp_path / "dev.tsv", task, [[splits["dev"][0].label]])
+    path = folder_task.write_predictions(Path("dev.tsv"), task, [[splits["dev"][0].label]])
     assert path.read_text().split()[2:] == ["0", "350"]
-    whole = make(tmp_path / "u", "a\tlabel\nx\t-100\nz\t2\n", "a\tlabel\nx\t-100\n", "tsv")
+    whole = make("u", "a\tlabel\nx\t-100\nz\t2\n", "a\tlabel\nx\t-100\n", "tsv")
     task, splits = folder_task.read_folder(whole)
     assert task.labels == ("-100", "2")  # numbers without a decimal point are classes
     assert splits["dev"][0].label == 0
@@ -65,44 +66,37 @@ def test_numbers_with_a_decimal_point_are_a_regression(tmp_path):
     ("text\tlabel\nA\tgood\nB\tbad\n", "words\tlabel\nA\tgood\n",
      "dev.tsv:1: 0 columns are named text.*the columns here are words, label"),
 ])
-def test_mistakes_are_named_with_file_and_line(train, dev, message, tmp_path):
-    name = make(tmp_path / "t", train, dev, "tsv")
+def test_mistakes_are_named_with_file_and_line(train, dev, message):
+    name = make("t", train, dev, "tsv")
     with pytest.raises(UserError, match=message):
         task = folder_task.infer_task(name)
         folder_task.read_examples(name.files()["train"], task)
         folder_task.read_examples(name.files()["dev"], task)
 
 
-def test_files_that_are_missing_or_twice_are_named(tmp_path):
-    name = make(tmp_path / "t")
-    write(tmp_path / "t" / "dev.tsv", REVIEWS["dev"])
+def test_files_that_are_missing_or_twice_are_named():
+    name = make("t")
+    write("t/dev.tsv", REVIEWS["dev"])
     with pytest.raises(UserError, match="there is dev.csv too"):
         name.files()
-    (tmp_path / "t" / "dev.tsv").unlink()
-    (tmp_path / "t" / "dev.csv").unlink()
+    Path("t/dev.tsv").unlink()
+    Path("t/dev.csv").unlink()
     with pytest.raises(UserError, match="dev.csv: no such file"):
         name.files()
-    (tmp_path / "t" / "train.csv").rename(tmp_path / "t" / "dev.csv")
+    Path("t/train.csv").rename("t/dev.csv")
     with pytest.raises(UserError, match="train.csv: no such file"):
         name.files()
-    for text, message in [
-        ("my/ticket", "my/ticket: no such folder"),
-        (f"rte,{tmp_path}/s", "s: no such folder"),
-        ("ticket", "'ticket': no such folder or task; choose from"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            parse_tasks(text, {"RTE": None})
 
 
-def test_semicolons_in_a_csv_file_are_suspected(tmp_path):
-    name = make(tmp_path / "t", "text;label\n\"Good, really\";good\nBad, bad;bad\n")
+def test_semicolons_in_a_csv_file_are_suspected():
+    name = make("t", "text;label\n\"Good, really\";good\nBad, bad;bad\n")
     with pytest.raises(UserError, match="train.csv:1: one column.*is the separator a semicolon"):
         folder_task.infer_task(name)
 
 
-def test_a_decimal_comma_and_a_class_that_dev_lacks_are_told(tmp_path):
+def test_a_decimal_comma_and_a_class_that_dev_lacks_are_told():
     train = "text\tlabel\nA\t0,5\nB\t1,5\n"
-    name = make(tmp_path / "t", train, "text\tlabel\nA\t0,5\n", "tsv")
+    name = make("t", train, "text\tlabel\nA\t0,5\n", "tsv")
     with pytest.warns(UserWarning) as told:
         task, _ = folder_task.read_folder(name)
     assert task.labels == ("0,5", "1,5")
@@ -111,18 +105,21 @@ def test_a_decimal_comma_and_a_class_that_dev_lacks_are_told(tmp_path):
     assert "dev.tsv: no example of the label 1,5" in lacking
 
 
-def test_a_name_that_another_task_or_a_file_of_a_run_has_is_refused(tmp_path):
+@pytest.mark.parametrize("text, message", [
+    ("my/ticket", "my/ticket: no such folder"),
+    ("rte,./s", "s: no such folder"),
+    ("ticket", "'ticket': no such folder or task; choose from"),
+    ("a/mood,b/mood", "has the same name"),
+    ("./rte", "name of a known task"),
+    ("./jobs", "cannot be called 'jobs'"),
+])
+def test_a_name_without_folder_or_that_something_else_has_is_refused(text, message):
     for name in ("a/mood", "b/mood", "rte", "jobs"):
-        write(tmp_path / name / "train.tsv", "")
-        write(tmp_path / name / "dev.tsv", "")
-    for text, message in [
-        (f"{tmp_path}/a/mood,{tmp_path}/b/mood", "has the same name"),
-        (f"{tmp_path}/rte", "name of a known task"),
-        (f"{tmp_path}/jobs", "cannot be called 'jobs'"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            parse_tasks(text, {"RTE": None})
-    assert parse_tasks(f"rte,{tmp_path}/a/mood/", {"RTE": None}) == ["RTE", "mood"]
+        write(f"{name}/train.tsv", "")
+        write(f"{name}/dev.tsv", "")
+    with pytest.raises(UserError, match=message):
+        parse_tasks(text, {"RTE": None})
+    assert parse_tasks("rte,a/mood/", {"RTE": None}) == ["RTE", "mood"]
 
 
 @pytest.mark.parametrize("model, folder", [
@@ -130,8 +127,7 @@ def test_a_name_that_another_task_or_a_file_of_a_run_has_is_refused(tmp_path):
     ("/run/reviews", "/run/reviews-predictions/new"),
     (".", "{here}-predictions/new"),
 ])
-def test_predictions_are_next_to_the_model_as_it_was_named(model, folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_predictions_are_next_to_the_model_as_it_was_named(model, folder, tmp_path):
     command = Command("albert", "predict", "my/new.csv")
     expected = folder.format(here=tmp_path)
     assert str(answer_folder(command, SimpleNamespace(init=model))) == expected
@@ -145,48 +141,47 @@ def test_macro_f1_is_scikit_learns(predictions, labels, expected):
 
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_folder_is_fine_tuned_predicted_and_exported(
-        program, works, tmp_path, monkeypatch, capsys):
-    make(tmp_path / "reviews")
-    write(tmp_path / "new.csv", "text,label\nIt broke.,?\nGood.,\n")  # labels are not read
-    monkeypatch.chdir(tmp_path)
+        program, works, monkeypatch, capsys):
+    make("reviews")
+    write("new.csv", "text,label\nIt broke.,?\nGood.,\n")  # labels are not read
     few = FEW.removeprefix("--finetune_epochs 1 ") + " --runs 2 --device cpu"
     tune = f"{program} --finetune reviews/ --init {{{program}}} --out run {few}"
     works(tune)
     printed = capsys.readouterr().out
     assert "classes angry, meh, pleased; texts: text; examples: 3 train, 2 dev" in printed
     assert "macro_f1" in printed
-    assert read_json(tmp_path / "run/done.json")["tasks"]["reviews"]["headline"] == "accuracy"
-    one, two = [path.read_bytes() for path in tmp_path.glob("run/jobs/*/checkpoint.pt")]
+    assert read_json("run/done.json")["tasks"]["reviews"]["headline"] == "accuracy"
+    one, two = [path.read_bytes() for path in Path("run/jobs").glob("*/checkpoint.pt")]
     assert one != two  # seeds of their own
     works(next_command(printed))
-    config = read_json(tmp_path / "run/config.json")
+    config = read_json("run/config.json")
     assert "reviews" in config["writes"]
-    write_json(tmp_path / "run/config.json", config | {"writes": ["older"]})
-    write(tmp_path / "run/older/dev.tsv", "of a run of another task")
+    write_json("run/config.json", config | {"writes": ["older"]})
+    write("run/older/dev.tsv", "of a run of another task")
     works(f"{tune} --restart")
-    assert not (tmp_path / "run/older").exists()
+    assert not Path("run/older").exists()
     if program == "albert":
         capsys.readouterr()
         works("albert --finetune reviews --ensemble run --out mean --device cpu")
         printed = capsys.readouterr().out
         assert "mean: finished (--restart begins again); best: mean/reviews\n" in printed
         assert "--predict" not in printed
-        shutil.copytree(tmp_path / "run", tmp_path / "other")
-        spec = read_json(tmp_path / "other/reviews/task.json")
-        write_json(tmp_path / "other/reviews/task.json", spec | {"labels": ["bad", "meh", "good"]})
+        shutil.copytree("run", "other")
+        spec = read_json("other/reviews/task.json")
+        write_json("other/reviews/task.json", spec | {"labels": ["bad", "meh", "good"]})
         assert call("albert --finetune reviews --ensemble run other --out no", monkeypatch) == 2
         printed = capsys.readouterr().err
         assert "--ensemble run other" in printed and "angry, meh, pleased" in printed
     works(f"{program} --predict new.csv --init run/reviews")
-    lines = (tmp_path / "run/reviews-predictions/new/test.tsv").read_text().split()[2:]
+    lines = Path("run/reviews-predictions/new/test.tsv").read_text().split()[2:]
     assert {*lines[1::2]} <= {"angry", "meh", "pleased"}
     works(f"{program} --export hf --init run/reviews")
-    assert read_json(tmp_path / "hf/config.json")["id2label"]["2"] == "pleased"
+    assert read_json("hf/config.json")["id2label"]["2"] == "pleased"
     if program != "autobert_zero":  # the others predict with an exported folder too
         works(f"{program} --predict new.csv --init hf --out again")
-        assert (tmp_path / "again/test.tsv").read_text().split()[2:] == lines
+        assert Path("again/test.tsv").read_text().split()[2:] == lines
     if program == "albert":
-        exported = read_json(tmp_path / "hf/config.json")
-        settings = read_json(tmp_path / "run/reviews/config.json")["settings"]
+        exported = read_json("hf/config.json")
+        settings = read_json("run/reviews/config.json")["settings"]
         assert exported["finetune_length"] == settings["finetune_length"] == 64
         assert exported["recipe"] == settings["recipe"]

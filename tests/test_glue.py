@@ -23,14 +23,14 @@ def table(task, examples, labelled=True):
 
 
 @pytest.mark.parametrize("task", glue.TASKS.values(), ids=glue.TASKS)
-def test_every_official_layout(task, tmp_path):
+def test_every_official_layout(task):
     labels = task.labels or ("0.0", "3.25", "5.000")
     values = range(len(labels)) if task.labels else (0.0, 3.25, 5.0)
     content = [(f'He said "{label}', label, label) for label in labels]
     for split in ("train", "dev", "test"):
         labelled = split != "test"
-        write(glue.path_of(tmp_path, task.name, split), table(task.name, content, labelled))
-        examples = glue.load(tmp_path, task, split)
+        write(glue.path_of(".", task.name, split), table(task.name, content, labelled))
+        examples = glue.load(".", task, split)
         assert examples == [
             glue.Example(
                 row[:len(task.text)],
@@ -38,49 +38,49 @@ def test_every_official_layout(task, tmp_path):
             )
             for row, value in zip(content, values)
         ]
-    read = glue.GlueTask.read(task.name, tmp_path, search=True)
+    read = glue.GlueTask.read(task.name, ".", search=True)
     assert read.examples.keys() == {"train", "dev"}
 
 
-def texts_of(folder, task, split):
-    return [example.texts for example in glue.load(folder, task, split)]
+def texts_of(task, split):
+    return [example.texts for example in glue.load(".", task, split)]
 
 
-def test_quotes_and_line_ends_inside_a_sentence_are_text(tmp_path):
+def test_quotes_and_line_ends_inside_a_sentence_are_text():
     first = ['He said "no', "two\u2028three\x85four\rfive", "  a"]
     second = ['it\'s ""', '"', "b "]
     content = table("MRPC", [*zip(first, second, "101")]).replace("\n", "\r\n")
-    write(tmp_path / "MRPC/train.tsv", "\ufeff" + content + "\r\n\r\n")
-    assert texts_of(tmp_path, "MRPC", "train") == [*zip(first, second)]
+    write("MRPC/train.tsv", "\ufeff" + content + "\r\n\r\n")
+    assert texts_of("MRPC", "train") == [*zip(first, second)]
 
 
-def test_malformed_lines_are_skipped_in_train_and_kept_in_test(tmp_path):
+def test_malformed_lines_are_skipped_in_train_and_kept_in_test():
     examples = [(f"a{i}", f"b{i}", "1") for i in range(5)]
     lines = table("QQP", examples).split("\n")
     lines[2] = "lost"
     lines[4] = "1\t2\t3\ta\tb\t1\tsurplus"
     lines[5] += "\t\t"  # empty cells at the end are ignored
-    write(tmp_path / "QQP/train.tsv", "\n".join(lines))
+    write("QQP/train.tsv", "\n".join(lines))
     with pytest.warns(UserWarning, match="train.tsv:3: 2 lines do not have 6 columns"):
-        pairs = texts_of(tmp_path, "QQP", "train")
+        pairs = texts_of("QQP", "train")
     assert [first for first, _ in pairs] == ["a0", "a2", "a4"]
-    write(tmp_path / "QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n\n1\tlost\n\n")
-    assert texts_of(tmp_path, "QQP", "test") == [
+    write("QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n\n1\tlost\n\n")
+    assert texts_of("QQP", "test") == [
         ("a", "b"),
         ("", ""),  # an empty line has a prediction of its own
         ("lost", ""),
     ]
 
 
-def test_columns_are_found_by_their_names(tmp_path):
-    write(tmp_path / "RTE/train.tsv", "label\tsentence2\tsentence1\nentailment\tb\ta\n")
-    assert texts_of(tmp_path, "RTE", "train") == [("a", "b")]
+def test_columns_are_found_by_their_names():
+    write("RTE/train.tsv", "label\tsentence2\tsentence1\nentailment\tb\ta\n")
+    assert texts_of("RTE", "train") == [("a", "b")]
 
 
-def test_mistakes_name_file_and_line(tmp_path):
-    write(tmp_path / "RTE/train.tsv", table("RTE", [("a", "b", "maybe")]))
+def test_mistakes_name_file_and_line():
+    write("RTE/train.tsv", table("RTE", [("a", "b", "maybe")]))
     with pytest.raises(UserError, match="train.tsv:2: RTE has no label 'maybe'"):
-        glue.load(tmp_path, "RTE", "train")
+        glue.load(".", "RTE", "train")
 
 
 # Batches
@@ -160,7 +160,7 @@ def test_the_average_of_the_paper():
     ("STS-B", "test", [[-1.0], [2.5], [7.0]], "STS-B.tsv", "0\t0.000\n1\t2.500\n2\t5.000\n"),
     ("MNLI", "test_mismatched", [[0.0, 0.0, 1.0]], "MNLI-mm.tsv", "0\tneutral\n"),
 ])
-def test_submissions_have_the_leaderboard_format(task, split, outputs, name, lines, tmp_path):
-    path = glue.write_submission(tmp_path, glue.TASKS[task], outputs, split)
+def test_submissions_have_the_leaderboard_format(task, split, outputs, name, lines):
+    path = glue.write_submission(".", glue.TASKS[task], outputs, split)
     assert path.name == name
     assert path.read_text() == "index\tprediction\n" + lines

@@ -534,11 +534,11 @@ def test_batches_of_section_6(task, batch):
     assert cfg.batch == cfg.accumulate * batch  # D10
 
 
-def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
+def test_held_out_pairs_are_not_trained_on(ready):
     prefix = f"{ready['pairs']}/train"  # of 40 pairs
-    tokenizer = open_vocabulary(ALONE, tmp_path, "", prefix, TEXT.languages, vocab_size=120)
+    tokenizer = open_vocabulary(ALONE, Path(), "", prefix, TEXT.languages, vocab_size=120)
     data = TrainingTranslations(
-        ALONE, tokenizer, TEXT.languages, 200, tmp_path, prefix, "", size=TEXT.batch, held_out=20,
+        ALONE, tokenizer, TEXT.languages, 200, Path(), prefix, "", size=TEXT.batch, held_out=20,
         train_examples=0, seed=0)
     assert sorted([*data.examples, *data.held]) == [*range(40)]
     batch = data.pairs(data.text, [0])
@@ -550,10 +550,10 @@ def test_held_out_pairs_are_not_trained_on(tmp_path, ready):
 # --- whole runs ---
 
 def weights_of(folder):
-    return load_file(folder / "checkpoint.pt")["owned"]["model"]
+    return load_file(f"{folder}/checkpoint.pt")["owned"]["model"]
 
 
-def test_a_search_a_training_and_an_evaluation(tmp_path, ready, works, monkeypatch, capsys):
+def test_a_search_a_training_and_an_evaluation(ready, works, monkeypatch, capsys):
     """Each by the command that the one before it prints."""
     monkeypatch.setattr(mf.Ranker, "fit", lambda self, generator: None)
     monkeypatch.setattr(mf.Ranker.importance, "__defaults__", (2,))
@@ -563,42 +563,40 @@ def test_a_search_a_training_and_an_evaluation(tmp_path, ready, works, monkeypat
     train_step = mf.train_step
     monkeypatch.setattr(
         mf, "train_step", lambda *given: trained.append(given[6:]) or train_step(*given))
-    monkeypatch.chdir(tmp_path)
     command = f"mformer --search {SEARCHES['mformer']} --device cpu"
     for folder in ("search", "train"):
         works(f"{command} --out {folder}")
         command = next_command(capsys.readouterr().out)
     works(f"{command} --out evaluate")
-    best = read_json(tmp_path / "search" / "best.json")
-    settings = read_json(tmp_path / "train" / "config.json")["settings"]
+    best = read_json("search/best.json")
+    settings = read_json("train/config.json")["settings"]
     cfg = mf.Config(init="search")  # brings its winner too
     action = mf.cli.Command("mformer", "train")
     begun = mf.resolve(cfg, action, ALONE, mf.load_pretrained(cfg, action))
     assert settings["arch"] == begun.arch == best["arch"]
     assert len(set(trained[:6])) > 3  # each step trains another sub-net
-    classes = (tmp_path / "evaluate" / "classes.txt").read_text().split()
+    classes = Path("evaluate/classes.txt").read_text().split()
     _, labels = image_data.load_cifar10(str(ready["cifar10"]), "test")
     right = [
         int(ours) == label
         for ours, label in zip(classes, labels.tolist(), strict=True)
     ]
-    accuracy = read_json(tmp_path / "evaluate" / "done.json")["accuracy"]
+    accuracy = read_json("evaluate/done.json")["accuracy"]
     assert accuracy == pytest.approx(statistics.fmean(right))
 
 
-def test_a_translator_is_trained_on_scored_and_answers(tmp_path, ready, works, monkeypatch):
+def test_a_translator_is_trained_on_scored_and_answers(ready, works):
     """--init brings task, shape and architecture. Lines without references are translated as in an
     evaluation."""
-    monkeypatch.chdir(tmp_path)
     for flags in (
             "--train --init {mformer} --train_text {pairs}/train --batch 64 --steps 1 --lr 1e-12 "
             "--lr_start 0 --weight_decay 0 --out run",
             "--evaluate --init run --test_text {pairs}/train --out scored",
             "--predict {pairs}/train.en --init run --out answers"):
         works(f"mformer {flags} --device cpu")
-    close(weights_of(tmp_path / "run"), weights_of(ready["mformer"]))
+    close(weights_of("run"), weights_of(ready["mformer"]))
     scored, answers = [
-        (tmp_path / folder / "translations.de").read_text() for folder in ("scored", "answers")]
+        Path(folder, "translations.de").read_text() for folder in ("scored", "answers")]
     assert scored == answers
     assert scored.count("\n") == 40
 
@@ -622,15 +620,14 @@ def test_the_run_folder_is_named_by_the_data(settings, name):
     assert cfg.out == f"runs/mformer-search-{name}-demo"
 
 
-def test_images_of_ones_own(works, tmp_path, monkeypatch):
+def test_images_of_ones_own(works):
     """Grey, of another size, with words as labels; a second training has other classes."""
-    monkeypatch.chdir(tmp_path)
     for folder, words in (("one", ["cat", "dog", "öwl"]), ("two", [0, 7])):
-        (tmp_path / folder).mkdir()
+        Path(folder).mkdir()
         for split in ("train", "test"):
             labels = np.array(words)[np.arange(12) % len(words)]
             pictures = np.random.default_rng(0).integers(0, 256, (12, 24, 24), np.uint8)
-            np.savez(tmp_path / folder / f"{split}.npz", images=pictures, labels=labels)
+            np.savez(f"{folder}/{split}.npz", images=pictures, labels=labels)
     same = "--device cpu --batch 4 --accumulate 2 --steps 2 --held_out 2"
     arch = "layers=1 hidden=16 ffn=16 heads=2 types=linear"
     for command in (
@@ -643,13 +640,13 @@ def test_images_of_ones_own(works, tmp_path, monkeypatch):
             f"mformer --train --images two --init a/run --out b {same}",
             "mformer --predict two/test.npz --init b --device cpu --out answers"):
         works(command)
-    predicted = (tmp_path / "a/run-predictions/test/classes.txt").read_text(encoding="utf-8")
-    assert predicted == (tmp_path / "score" / "classes.txt").read_text(encoding="utf-8")
+    predicted = Path("a/run-predictions/test/classes.txt").read_text(encoding="utf-8")
+    assert predicted == Path("score/classes.txt").read_text(encoding="utf-8")
     assert {*predicted.split()} <= {"cat", "dog", "öwl"} and len(predicted.split()) == 12
-    settings = read_json(tmp_path / "a" / "run" / "config.json")["settings"]
+    settings = read_json("a/run/config.json")["settings"]
     assert (settings["image"], settings["classes"]) == (24, 3)
-    assert weights_of(tmp_path / "b")["head.weight"].shape == (1, 2, 16)
-    assert {*(tmp_path / "answers" / "classes.txt").read_text().split()} <= {"0", "7"}
+    assert weights_of("b")["head.weight"].shape == (1, 2, 16)
+    assert {*Path("answers/classes.txt").read_text().split()} <= {"0", "7"}
 
 
 @pytest.mark.parametrize("task, preset, name, printed", [
@@ -675,15 +672,15 @@ def test_a_network_of_the_paper_is_named_where_the_preset_is_small(
     (4000, {}, 250),
     (450, {"held_out": 200}, None),
 ])
-def test_at_most_a_tenth_of_own_data_is_held_out(data, examples, flags, held_out, tmp_path):
+def test_at_most_a_tenth_of_own_data_is_held_out(data, examples, flags, held_out):
     """A search of the demo preset holds out 250; --held_out is taken as it is. Pairs of a
     validation text are not capped."""
     labels = np.arange(examples) % 2
-    np.savez(tmp_path / "train.npz", images=np.zeros((examples, 2, 2), np.uint8), labels=labels)
+    np.savez("train.npz", images=np.zeros((examples, 2, 2), np.uint8), labels=labels)
     for ending in ("en", "de"):
-        write(tmp_path / f"train.{ending}", "a\n" * examples)
+        write(f"train.{ending}", "a\n" * examples)
     own = data == ["images"]
-    paths = dict.fromkeys(data, str(tmp_path if own else tmp_path / "train"))
+    paths = dict.fromkeys(data, "." if own else "train")
     cfg = mf.Config(task="cifar10" if own else "wmt14", patch=2, **paths, **{
         "held_out": 250, **flags})
     inputs = mf.find_data(cfg, mf.cli.Command("mformer", "search", given={*flags}), ALONE)
@@ -691,19 +688,19 @@ def test_at_most_a_tenth_of_own_data_is_held_out(data, examples, flags, held_out
     assert inputs.flags.get("held_out") == capped
 
 
-def test_a_training_ends_with_the_average_of_the_last_saves(works, tmp_path, monkeypatch):
+def test_a_training_ends_with_the_average_of_the_last_saves(works, monkeypatch):
     monkeypatch.setattr(mf, "AVERAGED", 2)
     saved = []
     monkeypatch.setattr(
         mf.Checkpoint, "save",
         lambda self, **_: saved.append(copy.deepcopy(self.owned["model"].state_dict())))
-    works(f"{TRAINED['mformer']} --steps 7 --save_every 2 --out {tmp_path}/run")
+    works(f"{TRAINED['mformer']} --steps 7 --save_every 2 --out run")
     *_, fifth, seventh, final = saved
     for name, value in final.items():
         close(value, (fifth[name] + seventh[name]) / 2)
 
 
-def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_path):
+def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch):
     """The 30 best-ranked architectures are slower than the limit."""
     archs = draw(mf.space_of(mf.Config()), 60)
     latencies = [2.0] * 30 + [1.0, 2.0] * 15
@@ -713,11 +710,11 @@ def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch, tmp_pat
     monkeypatch.setattr(
         mf, "measure_latency",
         lambda arch, cfg, device: latencies[archs.index(arch)])
-    path = tmp_path / "history.jsonl"
+    path = Path("history.jsonl")
     whole = ""
     for size in (0, 2000, 5000):  # bytes that a kill may leave
         path.write_text(whole[:size])
-        run = SimpleNamespace(folder=tmp_path, ranks=ALONE)
+        run = SimpleNamespace(folder=Path(), ranks=ALONE)
         lines = mf.measure_archs(
             archs,
             "finalist",

@@ -3,6 +3,7 @@ import collections
 import dataclasses
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,7 +135,7 @@ def test_the_record_of_replays_answers_its_claims(table, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_table_is_continued(ready, tmp_path, monkeypatch):
+def test_a_table_is_continued(ready, monkeypatch):
     """A line that was cut off is trained again, and no other."""
     pairs = [*search_table.networks().items()][:3]
     settings = search_table.settings
@@ -143,7 +144,7 @@ def test_a_table_is_continued(ready, tmp_path, monkeypatch):
     monkeypatch.setattr(search_table, "networks", lambda: dict(pairs))
     monkeypatch.setattr(search_table, "settings", lambda *given: dataclasses.replace(
         settings(*given), steps=2, warm_times=1, vocab_size=300))
-    path = tmp_path / "table.jsonl"
+    path = "table.jsonl"
     words = path, ready["corpus"], ready["glue"], 1
     assert search_table.train_table(*words, minutes=0) == 3
     assert search_table.train_table(*words, minutes=60) == 0
@@ -156,7 +157,7 @@ def test_a_table_is_continued(ready, tmp_path, monkeypatch):
     assert sorted(tuple(line["network"]) for line in lines) == [pair for pair, _ in pairs]
 
 
-def test_scores_with_shared_weights_are_those_of_a_search(monkeypatch, tmp_path):
+def test_scores_with_shared_weights_are_those_of_a_search(monkeypatch):
     """The first round starts from the super-net, a later one from what the round before wrote."""
     started = []
     written = []
@@ -172,7 +173,7 @@ def test_scores_with_shared_weights_are_those_of_a_search(monkeypatch, tmp_path)
     monkeypatch.setattr(abz.SuperNet, "load_rest", lambda *_: None)
     monkeypatch.setattr(abz.SuperNet, "write_back", lambda _, pairs: written.append([*pairs]))
     monkeypatch.setattr(search_sharing, "load_file", lambda path: path.name)
-    scores = search_sharing.shared_scores(10, [5, 9, 7, 8, 6], tmp_path)
+    scores = search_sharing.shared_scores(10, [5, 9, 7, 8, 6], Path())
     assert scores == [0.01, 0.02, 0.03, 0.04, 0.05]
     assert started == [(0, 0)] * 3 + [(1, 1)] * 2
     assert [[name for _, name in pairs] for pairs in written] == [

@@ -1,5 +1,6 @@
 """SQuAD and RACE: windows, answers cut from the text, the official scores."""
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,14 +28,14 @@ def questions(ready):
     ("?", "squad.json: question 1.*'zzz' is not at character 0"),
     (None, "squad.json.*official layout"),
 ])
-def test_mistakes_name_the_file_and_the_question(text, words, tmp_path):
+def test_mistakes_name_the_file_and_the_question(text, words):
     question = {
         "id": "1",
         "question": text,
         "answers": [{"text": "zzz", "answer_start": 0}],
     }
     paragraph = {"context": "A man sat.", "qas": [question]}
-    path = write(tmp_path / "squad.json", {"data": [{"paragraphs": [paragraph]}]})
+    path = write("squad.json", {"data": [{"paragraphs": [paragraph]}]})
     with pytest.raises(UserError, match=words):
         squad.load(path)
 
@@ -171,7 +172,7 @@ def test_the_official_scores():
     assert squad.evaluate(questions, predictions, odds, None)["threshold"] == 0.5
 
 
-def test_the_main_score_is_the_score_of_the_written_answers(tmp_path):
+def test_the_main_score_is_the_score_of_the_written_answers():
     """The odds of the questions are equal: no threshold separates them."""
     predictions = squad.Predictions(by_id("cat", "x", "y"), {}, by_id(1.0, 1.0, 1.0))
     task = object.__new__(squad.SquadTask)
@@ -179,8 +180,8 @@ def test_the_main_score_is_the_score_of_the_written_answers(tmp_path):
     task.examples = {"dev": questions_with(("cat",), (), ())}
     task.threshold = None
     scores = task.score("dev", predictions)
-    task.write("dev", predictions, tmp_path)
-    written = json.loads((tmp_path / "predictions.json").read_text())
+    task.write("dev", predictions, Path())
+    written = json.loads(Path("predictions.json").read_text())
     result = squad.evaluate(task.examples["dev"], written)
     assert scores["main"] == pytest.approx(2 / 3)
     assert result["f1"] == pytest.approx(2 / 3)
@@ -200,13 +201,13 @@ PASSAGE = {
 }
 
 
-def test_race(tokenizer, tmp_path):
+def test_race(tokenizer):
     """Four sequences of a question, with the option in its blanks, and official answers."""
     for split in ("train", "dev", "test"):
         for level in ("middle", "high"):
-            write(tmp_path / split / level / "1.txt", PASSAGE)
+            write(f"{split}/{level}/1.txt", PASSAGE)
     recipe = Recipe(1e-5, batch=4, epochs=2, length=48)
-    task = race.RaceTask("RACE", race.RaceTask.read("RACE", tmp_path), tokenizer, recipe)
+    task = race.RaceTask("RACE", race.RaceTask.read("RACE", "."), tokenizer, recipe)
     second = tokenizer.encode("A cat sat on a cat ?")
     first = tokenizer.encode(PASSAGE["article"])[:48 - 3 - len(second)]
     expected = [
@@ -225,5 +226,5 @@ def test_race(tokenizer, tmp_path):
         "high": 0.5,
         "main": 0.5,
     }
-    task.write("test", outputs, tmp_path)
-    assert (tmp_path / "test_predictions.txt").read_text() == "B\n" * 4
+    task.write("test", outputs, Path())
+    assert Path("test_predictions.txt").read_text() == "B\n" * 4

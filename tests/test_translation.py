@@ -1,4 +1,6 @@
 """data/translation.py and data/images.py: reading, errors, batches, BLEU."""
+from pathlib import Path
+
 import numpy as np
 import pytest
 from small_runs import ALONE, write
@@ -19,10 +21,10 @@ class Words:
         return [[len(word) for word in text.split()] for text in texts]
 
 
-def write_pairs(folder, source, target):
-    write(folder / "p.en", source)
-    write(folder / "p.de", target)
-    return folder / "p"
+def write_pairs(source, target):
+    write("p.en", source)
+    write("p.de", target)
+    return "p"
 
 
 @pytest.mark.parametrize("longest, second, sides", [
@@ -30,18 +32,18 @@ def write_pairs(folder, source, target):
     (3, [4], [2, 1]),
 ])
 @pytest.mark.parametrize("block", [1, 2, 10])
-def test_pairs_are_encoded_and_filtered(block, longest, second, sides, tmp_path, monkeypatch):
+def test_pairs_are_encoded_and_filtered(block, longest, second, sides, monkeypatch):
     monkeypatch.setattr(translation, "BLOCK", block)
-    prefix = write_pairs(tmp_path, "a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
-    encode_pairs(prefix, ("en", "de"), Words(), tmp_path, longest)
-    text = ParallelText(tmp_path)
+    prefix = write_pairs("a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
+    encode_pairs(prefix, ("en", "de"), Words(), Path(), longest)
+    text = ParallelText(Path())
     (ids,) = text.ids(0, [1])
     assert ids.tolist() == second
     assert text.longest_side().tolist() == sides
 
 
-def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
-    prefix = write_pairs(tmp_path, "a\rb\r\nc\u2028d\x85e\x0bf\ng\n", "x\ny\r\nz\n")
+def test_other_ends_of_lines_do_not_misalign_the_sides():
+    prefix = write_pairs("a\rb\r\nc\u2028d\x85e\x0bf\ng\n", "x\ny\r\nz\n")
     assert [*read_pairs(prefix, ("en", "de"))] == [
         ("a\rb", "x"),
         ("c\u2028d\x85e\x0bf", "y"),
@@ -54,8 +56,8 @@ def test_other_ends_of_lines_do_not_misalign_the_sides(tmp_path):
     ("", "", "p.en: the file is empty"),
     ("a\n", b"\xffx\n", "p.de:1: not UTF-8"),
 ])
-def test_unusable_pairs_are_named(source, target, message, tmp_path):
-    prefix = write_pairs(tmp_path, source, target)
+def test_unusable_pairs_are_named(source, target, message):
+    prefix = write_pairs(source, target)
     with pytest.raises(UserError, match=message):
         list(read_pairs(prefix, ("en", "de")))
 
@@ -91,23 +93,23 @@ def test_bleu_agrees_with_sacrebleu(hypotheses, references, bleu):
 
 # --- CIFAR-10
 
-def test_cifar10(tmp_path):
+def test_cifar10():
     generator = np.random.default_rng(0)
     records = generator.integers(0, 10, (30, 3073), np.uint8)
     for number, part in enumerate(np.split(records, [20]), 1):
-        part.tofile(tmp_path / f"data_batch_{number}.bin")
-    images, labels = load_cifar10(tmp_path, "train")
+        part.tofile(f"data_batch_{number}.bin")
+    images, labels = load_cifar10(".", "train")
     assert labels.tolist() == [*records[:, 0]]
     assert images[25, 1, 2, 3] == records[25, 1 + 1024 + 2 * 32 + 3]  # planes: red, green, blue
 
 
 # --- images of one's own
 
-def test_grey_images_with_words(tmp_path):
+def test_grey_images_with_words():
     generator = np.random.default_rng(0)
     grey = generator.integers(0, 256, (5, 8, 8), np.uint8)
-    np.savez(tmp_path / "a.npz", images=grey, labels=["b", "a", "ö", "a", "b"])
-    images, labels = read_npz(tmp_path / "a.npz")
+    np.savez("a.npz", images=grey, labels=["b", "a", "ö", "a", "b"])
+    images, labels = read_npz("a.npz")
     assert class_numbers(labels, ["a", "b", "ö"], "a.npz").tolist() == [1, 0, 2, 0, 1]
     assert (images.numpy() == grey[:, None]).all() and images.shape == (5, 3, 8, 8)
     mean, deviation = pixel_statistics(images)
@@ -117,13 +119,13 @@ def test_grey_images_with_words(tmp_path):
         class_numbers(labels, ["a", "b"], "a.npz")
 
 
-def test_images_are_held_out_and_normalised(tmp_path):
+def test_images_are_held_out_and_normalised():
     """Each of 20 images has one grey value of its own."""
     values = np.arange(20, dtype=np.uint8)
     images = np.broadcast_to(values[:, None, None], (20, 8, 8))
-    np.savez(tmp_path / "train.npz", images=images, labels=values % 2)
+    np.savez("train.npz", images=images, labels=values % 2)
     pictures = TrainingPictures(
-        ALONE, 8, "images", tmp_path, augmentation=(1.0, 0.0, 0.0), size=5, held_out=6,
+        ALONE, 8, "images", ".", augmentation=(1.0, 0.0, 0.0), size=5, held_out=6,
         train_examples=0, seed=0)
     trained = pictures.images[:, 0, 0, 0].tolist()
     (batch,) = pictures.held_batches()
@@ -134,17 +136,17 @@ def test_images_are_held_out_and_normalised(tmp_path):
     assert batch["images"].std() < 2
 
 
-def test_a_network_keeps_its_pixel_statistics(tmp_path):
+def test_a_network_keeps_its_pixel_statistics():
     """Also in a folder of an earlier version, which had others for CIFAR-10."""
     spec = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.2, 0.2]}
-    save_spec(tmp_path, spec)
-    save_spec(tmp_path, spec)
+    save_spec(".", spec)
+    save_spec(".", spec)
     with pytest.raises(UserError, match="other classes or pixel statistics"):
-        save_spec(tmp_path, spec | {"mean": [0.4, 0.5, 0.5]})
-    assert read_spec(tmp_path) == spec
-    write_json(tmp_path / "images.json", {"classes": ["a", "b"]})
+        save_spec(".", spec | {"mean": [0.4, 0.5, 0.5]})
+    assert read_spec(".") == spec
+    write_json("images.json", {"classes": ["a", "b"]})
     with pytest.raises(UserError, match="images.json: mean is missing; train"):
-        read_spec(tmp_path)
+        read_spec(".")
 
 
 GREY = np.zeros((2, 8, 8), np.uint8)
@@ -159,10 +161,10 @@ GREY = np.zeros((2, 8, 8), np.uint8)
     (dict(images=np.zeros((2, 8, 8, 4), np.uint8), labels=[0, 1]), r"uint8 \(2, 8, 8, 4\)"),
     (dict(images=GREY, labels=np.array(["a", None], object)), "allow_pickle"),
 ])
-def test_unusable_npz_files_are_named(arrays, message, tmp_path):
-    np.savez(tmp_path / "a.npz", **arrays)
+def test_unusable_npz_files_are_named(arrays, message):
+    np.savez("a.npz", **arrays)
     with pytest.raises(UserError, match=f"a.npz: .*{message}.*; np.savez writes it"):
-        read_npz(tmp_path / "a.npz")
+        read_npz("a.npz")
 
 
 def save_images(path, labels, shape=(24, 24)):
@@ -170,31 +172,31 @@ def save_images(path, labels, shape=(24, 24)):
     np.savez(path, images=pictures, labels=labels)
 
 
-def test_an_unknown_class_of_test_images_is_found_before_a_training(tmp_path):
-    save_images(tmp_path / "train.npz", ["a", "b"])
-    save_images(tmp_path / "test.npz", ["a", "c"])
+def test_an_unknown_class_of_test_images_is_found_before_a_training():
+    save_images("train.npz", ["a", "b"])
+    save_images("test.npz", ["a", "c"])
     with pytest.raises(UserError, match="test.npz: the label 'c' is none of"):
-        find_images("images", tmp_path, "train")
+        find_images("images", ".", "train")
 
 
 @pytest.mark.parametrize("flag, label", [("images", "c"), ("cifar10", "0")])
-def test_test_images_of_other_classes_are_no_test(flag, label, tmp_path):
-    save_images(tmp_path / "test.npz", ["a", "c"])
-    np.zeros(3073, np.uint8).tofile(tmp_path / "test_batch.bin")
+def test_test_images_of_other_classes_are_no_test(flag, label):
+    save_images("test.npz", ["a", "c"])
+    np.zeros(3073, np.uint8).tofile("test_batch.bin")
     spec = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.2, 0.2]}
     with pytest.raises(UserError, match=f"the label '{label}' is none of"):
-        Pictures(ALONE, 8, spec).read_test(flag, tmp_path)
+        Pictures(ALONE, 8, spec).read_test(flag, ".")
 
 
-def test_a_picture_is_no_npz_file(tmp_path):
-    write(tmp_path / "a.png", "PNG")
+def test_a_picture_is_no_npz_file():
+    write("a.png", "PNG")
     with pytest.raises(UserError, match="a.png: not an .npz file; data/README.md has the lines"):
-        read_npz(tmp_path / "a.png", labelled=False)
+        read_npz("a.png", labelled=False)
 
 
-def test_images_of_another_size_or_colour_are_named(tmp_path, capsys):
-    save_images(tmp_path / "a.npz", ["a", "b"])
-    grey, _ = read_npz(tmp_path / "a.npz")
+def test_images_of_another_size_or_colour_are_named(capsys):
+    save_images("a.npz", ["a", "b"])
+    grey, _ = read_npz("a.npz")
     print_differences("a.npz", grey, 24, {"mean": [0.5, 0.5, 0.5]})
     assert not capsys.readouterr().out
     print_differences("a.npz", grey, 32, {"mean": [0.5, 0.4, 0.5]})
@@ -203,6 +205,6 @@ def test_images_of_another_size_or_colour_are_named(tmp_path, capsys):
     assert "the images are grey, the network was trained on coloured ones" in colour
 
 
-def test_a_wrong_prefix_names_the_endings_of_the_languages(tmp_path):
+def test_a_wrong_prefix_names_the_endings_of_the_languages():
     with pytest.raises(UserError, match="PREFIX.fr and PREFIX.en"):
-        translation.find_sides(tmp_path / "p", ("fr", "en"))
+        translation.find_sides("p", ("fr", "en"))
