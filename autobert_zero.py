@@ -2076,8 +2076,8 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
     def work(job, mnli):
         name = jobs[job]
         number = job.rsplit("-", 1)[1]
-        # D36: one learning rate and weight decay, App. D.1's, and one evaluation interval. App. D.2
-        # chooses among 12 pairs and two intervals
+        # D36: fine-tuning has App. D.1's learning rate and weight decay, and one evaluation
+        # interval. App. D.2 chooses among 12 pairs and two intervals
         settings = dataclasses.replace(cfg, seed=cfg.seed + int(number))
         start = source
         if mnli:

@@ -361,7 +361,7 @@ class Layer(nn.Module):
         weight = leading(self.output, (H, N, D)).flatten(1)  # (H, Q)
         mixed = F.linear(mixed, weight, leading(self.output_bias, (H,)))
         x = self.attention_norm(x + self.dropout(mixed))  # Eq. 2
-        # D1: GELU, as in BERT and the released code. Eq. 3 prints a ReLU
+        # D1: the activation is GELU, as in BERT and the released code. Eq. 3 prints a ReLU
         x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x, ffn)), H)))  # Eq. 3
         return (x, scores) if with_scores else x
 
@@ -621,8 +621,8 @@ def time_rounds(archs, cfg, rounds, times=None):
 
 def ratios_of(timings):
     """Latencies relative to the reference, one per round."""
-    # D20*: a latency is the median over rounds of this ratio. The released code averages nine
-    # passes of one shape after another, and the paper does not say
+    # D20*: a latency is the median ratio to the reference over rounds. The released code averages
+    # nine passes of one shape after another, and the paper does not say
     return [milliseconds / reference for milliseconds, reference in timings]
 
 
@@ -634,8 +634,8 @@ def references_of(times):
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from
     measurements."""
-    # D5: hundreds of measurements and least squares over a Transformer's costs. The paper has 10k
-    # and a feed-forward network
+    # D5: the predictor is a least-squares fit of a Transformer's costs to hundreds of measurements.
+    # The paper has 10k and a feed-forward network
 
     def __init__(self, tokens):
         self.tokens = tokens
