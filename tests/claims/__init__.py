@@ -1,1 +1,1 @@
-"""What the papers claim, measured: one module for each paper, one function for each study."""
+"""The papers' claims, measured: one module per paper, one function per study."""

@@ -1,4 +1,4 @@
-"""Studies of ALBERT: python -m tests.claims.albert NAME (study.py says how)."""
+"""Studies of ALBERT: python -m tests.claims.albert NAME (see study.py)"""
 import albert
 from tests.claims.pictures import dots
 from tests.claims.study import Claim, counted, main, read, run_all, run_name, study
@@ -34,10 +34,10 @@ def word_accuracy(options, arms):
           [("sop on SOP", "nsp on SOP"), ("53%", "nsp on SOP")]),
     picture=dots("accuracy, %"))
 def order(options):
-    """Two layers of width 64: 3,000 steps of 64 sequences of 16 tokens on masked words alone,
-    then 6,000 of 32 sequences of 64 tokens with each objective. SOP and NSP are answered by the
-    model's own head on held-out text. "first tokens" is a classifier that sees the first token of
-    each segment."""
+    """Two layers of width 64. First, 3,000 steps of 64 sequences of 16 tokens on masked words
+    alone. Then 6,000 steps of 32 sequences of 64 tokens with each objective. The model's own head
+    predicts SOP and NSP on held-out text. "first tokens" is a classifier of the first token of each
+    segment."""
     seeds = range(options.seeds)
     words = {("words", seed): [*SHORT, "--embedding", 48, "--objective", "none"] for seed in seeds}
     first = run_arms(options, words)
@@ -53,7 +53,7 @@ def order(options):
         result = read(folder / "done.json")
         for task in ("NSP", "SOP"):
             accuracy = f"{task.lower()}_accuracy"
-            score = 100 * (result[accuracy] or 0)  # None: no pairs in the held-out text
+            score = 100 * (result[accuracy] or 0)  # None without pairs in the held-out text
             values.setdefault(f"{objective} on {task}", []).append(score)
             if objective == "sop":
                 baseline = 100 * result["baselines"][accuracy]
@@ -62,12 +62,12 @@ def order(options):
 
 
 def size(hidden, E, share):
-    """Flags of a network of two layers; E = H needs no mapping."""
+    """Flags of a network of two layers. E = H needs no mapping."""
     return [*WORDS, "--hidden", hidden, "--heads", hidden // 32, "--ffn", 2 * hidden,
             "--embedding", E % hidden, "--share", share]
 
 
-RATES = (0.02, 0.04, 0.08)  # learning rates of which each network has its best
+RATES = (0.02, 0.04, 0.08)  # candidate learning rates of each network
 PILOT = 100  # seed of the runs that choose the learning rate
 
 
@@ -77,8 +77,8 @@ def network_of(hidden, E, share):
 
 
 def held_out_losses(options, networks):
-    """({arm: [MLM loss of each seed]}, {arm: its learning rate}) of {arm: flags}. A run of the seed
-    PILOT with each of RATES chooses the learning rate of an arm."""
+    """({arm: [MLM loss of each seed]}, {arm: its learning rate}) of {arm: flags}. Runs with the
+    seed PILOT choose an arm's learning rate among RATES."""
     pilots = {}
     for arm, flags in networks.items():
         for rate in RATES:
@@ -105,10 +105,10 @@ def held_out_losses(options, networks):
            ("width 128, shared", "width 128, not shared")]),
     picture=dots("held-out MLM loss, nats"))
 def sharing(options):
-    """The held-out loss of masked tokens. Two layers of width 64 or 128, E = H / 4, 3,000 steps of
-    64 sequences of 16 tokens, masked words alone. The plan, written before the runs: each network
-    has the learning rate of RATES that is best for another seed, and three seeds. The claim holds
-    where the loss of the shared network is higher at both widths."""
+    """Held-out loss of masked tokens. Two layers of width 64 or 128, E = H / 4, 3,000 steps of 64
+    sequences of 16 tokens, masked words alone. Plan, written before the runs: each network has the
+    learning rate of RATES that is best for another seed, and three seeds. The claim holds if the
+    shared network's loss is higher at both widths."""
     arms = {f"width {hidden}, {name}": network_of(hidden, hidden // 4, share)
             for hidden in (64, 128)
             for name, share in (("shared", "all"), ("not shared", "none"))}
@@ -118,7 +118,7 @@ def sharing(options):
 
 @study(
     "0.2 core-hours",
-    Claim("dropout", "Taking dropout out helps", "90.4 with dropout, 90.7 without (Table 8)",
+    Claim("dropout", "Removing dropout helps", "90.4 with dropout, 90.7 without (Table 8)",
           [("no dropout", "dropout 0.1")]),
     picture=dots(PERCENT))
 def dropout(options):
@@ -154,8 +154,8 @@ def published():
 
 
 def countings(cfg):
-    """Four ways to count parameters: A the encoder, B with its pooler, C with the heads too, D
-    as B with position and segment tables and their LayerNorm of width H."""
+    """Four ways to count parameters: A the encoder, B with its pooler, C also with the heads, D
+    like B, but with position and segment tables and their LayerNorm of width H."""
     parts = albert.parts(cfg)
     pooled = sum(parts.values()) - parts["mlm"] - parts["order"]
     encoder = pooled - parts["pooler"]

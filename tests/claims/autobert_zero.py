@@ -1,4 +1,4 @@
-"""Studies of AutoBERT-Zero: python -m tests.claims.autobert_zero NAME (study.py says how)."""
+"""Studies of AutoBERT-Zero: python -m tests.claims.autobert_zero NAME (see study.py)"""
 import argparse
 from multiprocessing import get_context
 
@@ -21,8 +21,8 @@ from tests.claims.study import ROOT, Claim, bootstrap, counted, in_turns, main, 
     Claim("counts", "AutoBERT-Zero has fewer parameters and FLOPs than BERT",
           "104 M and 23 G against 110 M and 29 G (Table 2)"))
 def counts(options):
-    """Base size, 128 tokens; a number agrees if it rounds to the printed one, a ratio of FLOPs
-    if it is within 0.1."""
+    """Base size, 128 tokens. A number agrees if it rounds to the printed one, a ratio of FLOPs if
+    it is within 0.1."""
     cfg = abz.Config()
     printed = {"AutoBERT-Zero": ("autobert-zero", 104), "BERT": ("bert", 110)}
     measured = {}
@@ -60,13 +60,13 @@ def memory_of(name, device):
           "27.2 s and 2.1 GB against 29.3 s and 2.5 GB (Table 7)",
           [("BERT, s", "AutoBERT-Zero, s"), ("BERT, GB", "AutoBERT-Zero, GB")]))
 def latency(options):
-    """Base size with random weights, 128 tokens. Latency: 20 rounds in turns, 8 sequences on one
+    """Base size with random weights, 128 tokens. Latency: 20 alternating rounds, 8 sequences on one
     CPU thread (CPU time), or 128 on a GPU. Memory: the peak of five new processes, 128
     sequences."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = {"AutoBERT-Zero": "autobert-zero", "BERT": "bert"}
     values = {}
-    # Before this process grows: a new process starts with the peak of the old one.
+    # Before this process grows, since a new process starts with the peak of the old one.
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for title, name in names.items():
             values[f"{title}, GB"] = pool.starmap(memory_of, [(name, device)] * 5, chunksize=1)
@@ -85,9 +85,10 @@ def latency(options):
 def table(options):
     """All networks of two layers in a closed space (search_table.py), each trained as a candidate
     of the demo's search with some seeds, on two graded tasks (search_tasks.py). The intervals are
-    those of the reliability of one training, ICC(1,1), by a bootstrap over networks. "facts" has
-    the distribution, the best networks, where BERT and the hybrid stand, and what each layer is
-    worth. `--minutes N` ends earlier; the same command continues. `--tasks MNLI` trains on one."""
+    of the reliability of one training, ICC(1,1), by a bootstrap over networks. "facts" has the
+    distribution, the best networks, the ranks of BERT and the hybrid, and the value of each layer.
+    `--minutes N` ends earlier, and the same command continues. `--tasks MNLI` trains on one
+    task."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--minutes", type=float, default=1e6)
     parser.add_argument("--tasks", default="MNLI,SST-2")
@@ -128,14 +129,14 @@ def table(options):
     picture=lines("candidates", "true score of the five best, MNLI, up to 775"))
 def replay(options):
     """Searches of 1,000 seeds, replayed on the record of `table` (search_replay.py). A search sees
-    the scores of one training seed; what it found is judged by the others. The intervals are those
-    of the difference in the mean true score of the five best, paired over searches, given the
-    table. "curves" has the true scores of the best and of the five best; "variants" one change each
-    of OP-NAS, of 100 seeds."""
+    the scores of one training seed. The other seeds judge its result. The intervals are of the
+    difference in the mean true score of the five best, paired over searches, given the table.
+    "curves" has the true scores of the best and of the five best. "variants" has one change each of
+    OP-NAS, with 100 seeds."""
     record = read(options.results / "table.json")
     scores = search_table.unpack(record["scores"])
     return search_replay.report(scores, search_replay.run_experiments(scores, options.jobs))
 
 
 if __name__ == "__main__":
-    main("autobert_zero", globals())  # with the studies that are imported
+    main("autobert_zero", globals())  # includes the imported studies

@@ -1,4 +1,4 @@
-"""Studies of AutoTinyBERT: python -m tests.claims.autotinybert NAME (study.py says how)."""
+"""Studies of AutoTinyBERT: python -m tests.claims.autotinybert NAME (see study.py)"""
 import statistics
 
 import autotinybert as atb
@@ -15,10 +15,9 @@ SHAPE = (
 
 
 def masked_losses(options, flags, models):
-    """{key: loss of masked words on 1,024 held-out examples} of {key: (run folder,
-    architecture)}.
+    """{key: loss of masked words on 1,024 held-out examples} of {key: (run folder, architecture)}.
 
-    A seed has its own masks, the same for all models; key[-1] is the seed.
+    Each seed, key[-1], has its own masks, the same for all models.
     """
     commands = {}
     for key, (folder, arch) in models.items():
@@ -60,9 +59,9 @@ def by_arch(losses):
           [(f"{rule}: random search", f"{rule}: searched") for rule in RULES]),
     picture=dots(LOSS))
 def shape(options):
-    """A limit is the latency of a shape of BERT's rule. SuperPLM 4-96-384-6-96: 4,000 steps of
-    32 sequences of 48 tokens; a search of 100 shapes for each limit, by evolution and at
-    random; 500 further steps from the SuperPLM for each shape."""
+    """Each limit is the latency of a shape of BERT's rule. SuperPLM 4-96-384-6-96: 4,000 steps of
+    32 sequences of 48 tokens. For each limit, a search of 100 shapes by evolution, and one at
+    random. For each shape, 500 further steps from the SuperPLM."""
     start = [PROGRAM, "--superplm", *SHAPE, *options.flags]
     superplm = run_all(options, {"superplm": start}, "superplm/done.json")["superplm"]
     commands = {
@@ -93,8 +92,8 @@ TASKS = ("CoLA", "MNLI", "QNLI", "RTE")
           "S1: average 81.9 against 78.9 (Tables 1, 2)", [("distilled", "masked words")]),
     picture=dots("mean of CoLA (Matthews), MNLI, QNLI, RTE"))
 def distillation(options):
-    """Teacher 4-96-384-6-96, 3,000 steps of 32 sequences of 48 tokens; student 3-48-192-6-48
-    from scratch, 700 steps with the teacher's losses or on masked words, then fine-tuned."""
+    """Teacher 4-96-384-6-96, 3,000 steps of 32 sequences of 48 tokens. Student 3-48-192-6-48 from
+    scratch, 700 steps with the teacher's losses or on masked words, then fine-tuned."""
     seeds = range(1, options.seeds + 1)
     begin = [PROGRAM, "--further_train", "--arch"]
     first = [*begin, TEACHER, "--further_steps", 3000, *options.flags]
@@ -117,7 +116,7 @@ def distillation(options):
     return {"values": {"masked words": scores[:options.seeds], "distilled": scores[options.seeds:]}}
 
 
-SPEEDUPS = {  # Table 4; S4 as in Table 1, where the two disagree
+SPEEDUPS = {  # Table 4, S4 as in Table 1 (the two disagree)
     "BERT-S1": ("4-512-2048-8-512", 7.1),
     "BERT-S2": ("4-320-1280-5-320", 14.8),
     "BERT-S3": ("4-256-1024-4-256", 20.1),
@@ -136,8 +135,8 @@ ALLOWED = 0.2  # relative difference of a speed-up
           "S1 7.2, S2 15.7, S3 20.2, S4 27.2 or 31.0 (Tables 1, 4)"),
     picture=lines("published speed-up", "measured here", "o", "log", diagonal=True))
 def latency(options):
-    """Random weights, one sequence of 128 tokens, CPU time of one thread, five rounds. The
-    number in front of an interval is 0.2 less the relative difference to the printed speed-up.
+    """Random weights, one sequence of 128 tokens, CPU time of one thread, five rounds. The number
+    before an interval is 0.2 minus the relative difference to the printed speed-up.
     """
     *_, times = atb.time_rounds([arch for arch, _ in SPEEDUPS.values()], atb.Config(), 5)
     speedups = {}

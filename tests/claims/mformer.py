@@ -1,4 +1,4 @@
-"""Studies of mFormer: python -m tests.claims.mformer NAME (study.py says how)."""
+"""Studies of mFormer: python -m tests.claims.mformer NAME (see study.py)"""
 import json
 import statistics
 
@@ -32,9 +32,8 @@ PERIODS = (2, 3, 4, 5)
 
 
 def striped_images(count, seed):
-    """(count, 3073) uint8 in CIFAR-10's layout: eight rows of eight black or white squares.
-    Each row repeats itself after 2, 3, 4 or 5 squares, which is the class: exact positions
-    count."""
+    """(count, 3073) uint8 in CIFAR-10's layout: eight rows of eight black or white squares. Each
+    row repeats after 2, 3, 4 or 5 squares, which is the class, so that exact positions matter."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(len(PERIODS), size=count)
     squares = rng.integers(2, size=(count, 8, 8))
@@ -58,7 +57,7 @@ DATA = ("stripes", "demo images")
 
 
 def found_networks(options, flags, data):
-    """{arm: architecture}: what a search of each space finds under one limit, and the best
+    """{arm: architecture}: the result of a search of each space under one limit, and the best
     random sample of the mixed space."""
     commands = {
         space: [PROGRAM, "--search", *flags, "--space", space, "--samples", 100, "--held_out", 250,
@@ -85,8 +84,8 @@ def found_networks(options, flags, data):
     picture=dots("test accuracy"))
 def mixture(options):
     """Three layers of width 64, images of 65 tokens, a limit of 0.016 GFLOPs, 1,600 steps of 32
-    images for super-nets and networks, 100 samples a search. Stripes are images made for the
-    question: their class is the period at which rows repeat, so that exact positions count."""
+    images for super-nets and networks, 100 samples per search. The class of the stripes is the
+    period at which rows repeat, so that exact positions matter."""
     sources = {
         "stripes": ["--cifar10", make_stripes(options.runs / "stripes")],
         "demo images": [],
@@ -116,9 +115,9 @@ TRANSLATOR = (
           "25.79 against 3.53 BLEU (Table 5)", [("mixture", "linear encoder")]),
     picture=dots("BLEU"))
 def translation(options):
-    """Three encoder and two decoder layers of width 64, 1,500 steps of 1,024 tokens, four
-    beams. In the mixture the second encoder layer is linear; all decoders are softmax. Demo
-    sentences where the command names no text."""
+    """Three encoder and two decoder layers of width 64, 1,500 steps of 1,024 tokens, four beams. In
+    the mixture the second encoder layer is linear. All decoders are softmax. The default text is
+    demo sentences."""
     types = {
         "softmax": "softmax,softmax,softmax",
         "mixture": "softmax,linear,softmax",
@@ -156,8 +155,8 @@ def attention_step(kind, tokens, device):
           [("softmax, 4096", "linear, 4096"), ("causal softmax, 4096", "causal linear, 4096")]),
     picture=lines("tokens", "ms, forward and backward", scale="log"))
 def length(options):
-    """One attention of eight heads of 64, one sequence, on one CPU thread (CPU time) or a GPU;
-    five rounds in turns. Milliseconds."""
+    """One attention of eight heads of 64, one sequence, on one CPU thread (CPU time) or a GPU. Five
+    alternating rounds, in milliseconds."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(1)
     values = {}
@@ -173,9 +172,8 @@ def length(options):
 # --- counts
 
 def paper_parameters(arch, cfg):
-    """Parameters as the tables count them: images as the released code does, translation by the
-    rule that gives Table 3. Table 5's vanilla rows are whole, with 37,000 pieces (0.6% above
-    its 213 M)."""
+    """Parameters as in the tables: images as in the released code, translation by the rule that
+    gives Table 3. Table 5's vanilla rows are whole, with 37,000 tokens (0.6% above its 213 M)."""
     E = arch.hidden
     widths = (*arch.ffn, *arch.decoder_ffn)
     ffn = [2 * E * width + width + E for width in widths]
@@ -186,7 +184,7 @@ def paper_parameters(arch, cfg):
         if mf.retype(arch, "plain", mf.PARTS) == vanilla:
             decoder = sum(ffn[arch.layers:]) + arch.decoder_layers * (2 * attention + 6 * E)
             return encoder + decoder + 37000 * E
-        inputs = 6 * (E * E + E)  # of a decoder layer only the inputs of its attentions
+        inputs = 6 * (E * E + E)  # of a decoder layer, only the inputs of its attentions
         return encoder + arch.decoder_layers * inputs + 4 * E
     widest = 512 if E == 512 else 448  # of the network that the row was cut from
     tables = {"linear": 4096, "softmax": 29 * 448, "plain": 0}
@@ -197,8 +195,8 @@ def paper_parameters(arch, cfg):
 
 
 def mixing(kind, queries, keys, qkv, heads, honest):
-    """Multiply-adds behind the projections: quadratic for softmax; linear attention's products
-    are counted if honest."""
+    """Multiply-adds after the projections: quadratic for softmax. For linear attention its
+    products, if honest."""
     if kind == "linear":
         width = qkv // heads
         return 2 * honest * heads * width * ((queries + keys) * width + queries)
@@ -206,10 +204,9 @@ def mixing(kind, queries, keys, qkv, heads, honest):
 
 
 def paper_flops(arch, cfg, honest=False):
-    """2 x multiply-adds as the tables count them. The paper's profiler did not see the products
-    of linear attention; honest adds them. Translation: 30 source and 30 target tokens, 32,768
-    pieces; the searched networks come out 3 to 5% below the paper, whose rule is not public,
-    cosFormer 6%."""
+    """2 x multiply-adds as in the tables. The paper's profiler did not see the products of linear
+    attention, which honest adds. Translation: 30 source and 30 target tokens, 32,768 subwords. The
+    searched networks are 3 to 5% below the paper, whose rule is not public, cosFormer 6%."""
     E = arch.hidden
     images = cfg.task == "cifar10"
     T = 197 if images else 30
@@ -217,7 +214,7 @@ def paper_flops(arch, cfg, honest=False):
     for width, heads, kind in zip(arch.ffn, arch.heads, arch.types):
         Q = 64 * heads if images else E
         total += T * (4 * E * Q + 2 * E * width) + mixing(kind, T, T, Q, heads, honest)
-        if images:  # its profiler saw some element-wise products
+        if images:  # the paper's profiler saw some element-wise products
             total += T * Q * {"linear": 5, "softmax": 1 + T, "plain": 1}[kind]
     for layer in range(arch.decoder_layers):
         keys = T * arch.connect[layer]
@@ -230,7 +227,7 @@ def paper_flops(arch, cfg, honest=False):
     return 2 * total
 
 
-TWINS = {  # rows of Table 5 that differ in the type of attention alone
+TWINS = {  # rows of Table 5 that differ only in the type of attention
     "mFormer": ("mformer-linear", "mformer-softmax"),
     "cosFormer*": ("cosformer*", "cosformer*-softmax"),
     "Transformer*": ("transformer*-linear", "transformer*"),
@@ -244,8 +241,8 @@ TWINS = {  # rows of Table 5 that differ in the type of attention alone
     Claim("flops-translation", "Linear attention costs fewer FLOPs in translation (30 tokens)",
           "mFormer all linear 8.081, all softmax 8.09 G (Table 5)"))
 def counts(options):
-    """GFLOPs of the networks of Table 5 in all rows that differ in the type of attention alone.
-    The paper's counting leaves out the products of linear attention."""
+    """GFLOPs of the networks of Table 5 in all rows that differ only in the type of attention. The
+    paper does not count the products of linear attention."""
     measured = {}
     values = {}
     for claim, task in {"flops": "cifar10", "flops-translation": "wmt14"}.items():

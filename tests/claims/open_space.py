@@ -4,12 +4,12 @@
     python -m tests.claims.autobert_zero open_pairs --jobs 2           4 core-hours
 
 The plan, written before any run:
-- Hypothesis: of 56 candidates each, the five best of OP-NAS, by the score that the search saw, have
-  a higher mean accuracy than the five best of random search.
+- Hypothesis: with 56 candidates each, the five best of OP-NAS, by the score that the search saw,
+  have a higher mean accuracy than the five best of random search.
 - Space: two layers. With four, one training does not rank networks (ICC .15 on this task and .52 on
-  an easier one, results/autobert_zero/reliability.json); with two the ICC is .89.
+  an easier one, results/autobert_zero/reliability.json). With two the ICC is .89.
 - Task: `reach` of search_tasks.py. A search trains on the first part of its training examples and
-  scores candidates on HELD_OUT others; the dev examples, which no search sees, judge.
+  scores candidates on HELD_OUT others. No search sees the dev examples, which judge.
 - Candidates are trained as in the demo's search: from a warm start of the seed, 50 steps of
   pre-training, then 5,000 training examples.
 - Go or no go: 16 random networks with both kinds of layers are trained with seeds 0 and 1, at a
@@ -17,13 +17,13 @@ The plan, written before any run:
   Kendall's tau between the two at least .5.
 - Pairs: 12 seeds, 200 to 211. Both searches of a seed have the same warm start and the same first
   eight candidates.
-- Judge: each of the five best is trained once more at five times the budget (250 steps, five passes
+- Judge: each of the five best is trained again at five times the budget (250 steps, five passes
   over the examples), with the seed of its search plus 1000, and fine-tuned once. BERT's network and
   the hybrid are trained with the same seeds.
 - Test: the mean of the paired differences over the 12 seeds and its 95% interval (Student's t). The
   hypothesis holds if the interval is above 0, and is refuted if it is below.
-- Stopping: exactly 12 pairs, no look in between, no further batch. If time ends the study, the
-  complete pairs are reported with their number.
+- Stopping: exactly 12 pairs, without interim analysis or further batches. If time ends the study,
+  the complete pairs are reported with their number.
 """
 import dataclasses
 import functools
@@ -49,9 +49,9 @@ from tests.claims.study import (
     ROOT, Claim, bootstrap, kendall, read, run_name, study)
 
 TASK = "MNLI"
-HELD_OUT = 1200  # training examples that serve a search as its dev set
-TIMES = 5  # the judge's budget in a candidate's
-FIRST = 200  # seed of the first pair; a pilot used seed 100
+HELD_OUT = 1200  # training examples that a search uses as its dev set
+TIMES = 5  # the judge's budget in candidates' budgets
+FIRST = 200  # seed of the first pair (a pilot used 100)
 PAIRS = 12
 BEST = 5
 SEARCH = {"population": 8, "rounds": 12, "parents": 2, "children": 2}  # 56 candidates
@@ -60,8 +60,8 @@ BASELINES = {name: abz.arch_text(arch) for name, arch in abz.hand_designed(2).it
 
 
 def make_data(folder):
-    """Write the corpus, the task, and for searches a task whose train and dev are parts of its
-    train, unless they are there."""
+    """Write the corpus, the task and, for searches, a task whose train and dev are parts of its
+    train, unless they exist."""
     if not (folder / "corpus" / "meta.json").exists():
         text = make_demo(ROOT / "data" / "demo")["corpus"]
         make_corpus((text,), folder / "corpus", abz.PRESETS["demo"]["vocab_size"], "", workers=1)
@@ -82,12 +82,12 @@ def open_data(folder, part):
 
 
 def warm_start(seed, folder):
-    """Train what all networks of a seed start from, unless the folder has it."""
+    """Train the common start of all networks of a seed, unless the folder has it."""
     search_table.warm_start(seed, folder / "corpus", folder / "tasks", folder)
 
 
 def train(arch, seed, times, part, folder):
-    """score_candidate's result of a network at this multiple of a candidate's budget."""
+    """score_candidate's result for a network at this multiple of a candidate's budget."""
     cfg = search_table.settings(seed)
     cfg = dataclasses.replace(cfg, steps=times * cfg.steps, finetune_epochs=times)
     first = abz.SuperNet(cfg)
@@ -98,7 +98,7 @@ def train(arch, seed, times, part, folder):
 
 
 def train_alone(name, arch, seed, times, folder):
-    """The accuracy on dev of a network, trained on the whole task. The folder keeps it."""
+    """The dev accuracy of a network trained on the whole task, kept in the folder."""
     path = folder / "trained" / f"{run_name(name, seed, times)}.json"
     if not path.exists():
         result = train(abz.parse_arch(arch), seed, times, "tasks", folder)
@@ -135,8 +135,8 @@ def best_five(history):
 
 
 def start(options, seeds):
-    """A pool of options.jobs processes that have the data, and the warm starts of these seeds."""
-    torch.set_num_threads(1)  # before the pool is made; each process computes on one thread
+    """A pool of options.jobs processes with the data, after the warm starts of these seeds."""
+    torch.set_num_threads(1)  # before the pool is made, so that each process uses one thread
     folder = options.runs / "open"
     make_data(folder)
     for name in ("trained", "searches"):
@@ -220,8 +220,8 @@ def open_pairs(options):
 
 
 def with_attention(arch, replacement):
-    """The architecture with `replacement` in the place of each attention; None: as in Table 5 the
-    convolution before it, or the first one (conv3 where there is none)."""
+    """The architecture with each attention replaced. None: as in Table 5, by the convolution before
+    it, or the first one (conv3 if there is none)."""
     layers = abz.parse_arch(arch)
     before = next((layer for layer in layers if isinstance(layer, int)), min(abz.KERNELS))
     others = []
@@ -232,12 +232,12 @@ def with_attention(arch, replacement):
 
 
 @study("0.4 core-hours after `open_pairs`", Claim(
-    "open-parts", "The attention that was found is better than what may stand in its place",
+    "open-parts", "The found attention is better than its replacements",
     "GLUE 86.3; BERT's attention alone 84.8, convolution alone 73.3 (Table 5)",
     [("OP-NAS", "BERT's attention"), ("OP-NAS", "convolutions")]))
 def open_parts(options):
     """The best network of each OP-NAS search of `open_pairs`, by the score that the search saw, and
-    the same with BERT's attention or a convolution in the place of its attentions. Trained and
+    the same network with BERT's attention or a convolution instead of its attentions. Trained and
     judged as there, with the same seeds."""
     folder = options.runs / "open"
     record = read(options.results / "open_pairs.json")

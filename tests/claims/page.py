@@ -16,28 +16,28 @@ HEAD = """\
 A verdict follows from 95% intervals (Student's t over seeds, paired; a bootstrap over networks
 where a rank correlation is judged):
 
-- **holds**: every interval is on the paper's side, or what is counted agrees with the paper;
+- **holds**: every interval is on the paper's side, or a count agrees with the paper;
 - **opposite**: every interval is on the other side; **mixed**: some hold, some are opposite;
 - **open**: an interval contains both, or fewer than three seeds were run.
 
-The number before an interval is the first value less the second. A verdict is about the size below
-the table, which is never the paper's own. Each command belongs to the commit next to it.
+The number before an interval is the first value minus the second. A verdict holds for the size
+below the table, which is never the paper's. Each command belongs to the commit next to it.
 """
 UNDECIDED = """\
 ## Not decided
 
 These claims were measured, and intervals include 0. Their records and commands are in commit
-1d0092d. `n` seeds would give a power of .8 for the difference that was seen, unless the row names
+1d0092d. `n` seeds would give a power of .8 for the measured difference, unless the row names
 another one.
 
 | claim | measured | needs |
 | --- | --- | --- |
 | AutoBERT-Zero: tokens stay more different from each other than in BERT (Figure 5) | mean cosine \
-behind the last of four layers, BERT less OP-NAS: +0.025 [-0.011, +0.061], n = 6 | n = 12, or more \
+after the last of four layers, BERT minus OP-NAS: +0.025 [-0.011, +0.061], n = 6 | n = 12, or more \
 layers: the paper has twelve |
-| ALBERT: a small embedding suffices (Table 3) | E = 32 less E = 64, width 64: -1.4 [-3.0, +0.3] \
+| ALBERT: a small embedding suffices (Table 3) | E = 32 minus E = 64, width 64: -1.4 [-3.0, +0.3] \
 points, n = 3 | n = 5: 1 core-hour |
-| ALBERT: SOP helps pairs of sentences (Table 5) | RTE and MRPC, SOP less no loss: +3.4 [-5.7, \
+| ALBERT: SOP helps pairs of sentences (Table 5) | RTE and MRPC, SOP minus no loss: +3.4 [-5.7, \
 +12.4] points, n = 3 | n = 50 for one point: 25 core-hours |
 | AutoTinyBERT: a SuperPLM ranks shapes, better than HAT (Table 3) | pairs in the right order: \
 91.1%, HAT 91.7%, number of parameters 89.2%, another training 89.4%; n = 3 | shapes of equal \
@@ -76,7 +76,7 @@ def page():
                 intervals = record["intervals"][claim.name]
                 here = "<br>".join(show(label, each) for label, each in intervals.items())
                 if claim.least:
-                    here += f"<br>asked: more than {claim.least:g}"
+                    here += f"<br>required: more than {claim.least:g}"
                 says = f'<a id="{claim.name}"></a>{claim.says}'
                 judged = verdict(intervals.values(), claim.least)
                 rows.append(f"| {says} | {claim.paper} | {here} | {judged} |")

@@ -1,8 +1,7 @@
-"""The pictures of the studies, drawn from their records: a dot for each seed, or
-lines."""
+"""The pictures of the studies, drawn from their records: dots per seed, or lines."""
 import statistics
 
-CARD = "#fcfcfa"  # opaque, so that it reads alike on light and dark pages
+CARD = "#fcfcfa"  # opaque, for light and dark pages
 INK = "#24292f"
 COLOURS = ("#0072b2", "#c8500a", "#00805c", "#a04f94", "#8a6d1d", "#b0124f", "#24292f", "#6b7280")
 STYLE = {
@@ -18,7 +17,7 @@ STYLE = {
 
 
 def draw(path, picture, record):
-    """Draw a picture of a record where matplotlib is installed."""
+    """Draw a picture of a record if matplotlib is installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -31,7 +30,7 @@ def draw(path, picture, record):
 
 
 def dots(label):
-    """A picture of record["values"]: a diamond is the mean of an arm, a dot is a seed."""
+    """A picture of record["values"]. A diamond is the mean of an arm, a dot is a seed."""
     def picture(axes, record):
         arms = record["values"]
         for row, values in enumerate(arms.values()):
@@ -44,10 +43,10 @@ def dots(label):
 
 
 def lines(x, y, marker="o-", scale="linear", diagonal=False):
-    """A picture of record["lines"], {name: [[x, y], ...]}; names that begin alike share a
-    colour.
+    """A picture of record["lines"], {name: [[x, y], ...]}.
 
-    A name is "NAME" or "NAME, seed"; only the first line of a NAME is in the legend.
+    A name is "NAME" or "NAME, seed". Lines of one NAME have the same colour, and only the first is
+    in the legend.
     """
     def picture(axes, record):
         named = {}

@@ -1,5 +1,4 @@
-"""Draw the studies `replay` and `open_pairs` of AutoBERT-Zero for the front page, for light and
-dark pages:
+"""Draw the studies `replay` and `open_pairs` of AutoBERT-Zero for light and dark front pages:
 
     python -m tests.claims.search_plot    (pip install matplotlib)
 """
@@ -8,7 +7,7 @@ from matplotlib.figure import Figure
 
 from tests.claims.study import HERE, interval, read
 
-COLOURS = {  # ink, then a colour for each strategy
+COLOURS = {  # ink, then a colour per strategy
     "light": ("#24292f", "#c8500a", "#0072b2", "#00805c"),
     "dark": ("#e6edf3", "#ffa657", "#58a6ff", "#56d364"),
 }
@@ -49,7 +48,7 @@ def draw_judged(axes, values, colours, ink):
 
 
 def draw(theme, folder=HERE / "results"):
-    """Write search-THEME.svg into a folder; returns its path."""
+    """Write search-THEME.svg into a folder. Returns its path."""
     results = HERE / "results" / "autobert_zero"
     ink, *colours = COLOURS[theme]
     style = {"text.color": ink, "axes.labelcolor": ink, "axes.edgecolor": ink,

@@ -1,9 +1,9 @@
 """Searches replayed on the table of search_table.py: thousands of seeds in minutes.
 
 A replayed search follows autobert_zero.propose in the closed space. It draws from the exact
-distribution of a parent's children, without those outside the space and those that were trained,
-which a search draws again. A search sees the scores of one training seed; the mean of the other
-seeds judges what it found. Searches of a seed see the same scores and the same initial population.
+distribution of a parent's children, without children outside the space or already trained, which a
+search would redraw. A search sees the scores of one training seed. The mean of the other seeds
+judges its result. Searches of a seed see the same scores and the same initial population.
 """
 import functools
 import itertools
@@ -16,26 +16,26 @@ import autobert_zero as abz
 from tests.claims.search_table import ATTENTIONS, LAYERS
 from tests.claims.study import interval
 
-KERNELS = len(abz.KERNELS)  # a layer below this number is a convolution
-COUNTS = (20, 30, 50, 70, 100, 200, 400, 775)  # candidates at which a search is judged
+KERNELS = len(abz.KERNELS)  # lower layer numbers are convolutions
+COUNTS = (20, 30, 50, 70, 100, 200, 400, 775)  # numbers of candidates at which a search is judged
 SIZE = len(LAYERS)  # a network is the number first layer x SIZE + second layer
 
 
 class Settings(NamedTuple):
-    """What a replay may change; the defaults are the search's own."""
+    """The settings of a replay. The defaults are the search's own."""
     strategy: str = "op-nas"  # op-nas, evolution or random
     sharpness: float = abz.SHARPNESS  # of the priorities (D9)
     alpha: float = 0.01  # of Eq. 3
-    standardised: bool = True  # scores in standard deviations (D9); else as they are
-    uniform: float = 0.1  # the part of the probability that is uniform (D9)
-    prior: float = 1.0  # samples of the mean score that each option has more (D8)
+    standardised: bool = True  # scores in standard deviations (D9), else raw
+    uniform: float = 0.1  # the uniform fraction of the probability (D9)
+    prior: float = 1.0  # pseudo-samples of the mean score per option (D8)
     change_kind: float = 0.5  # probability that a layer's kind changes (D16)
     attentions: float = 1 / 3  # probability of an attention in a random layer (D23)
     population: int = 100
     parents: int = 5
     children: int = 5
-    trainings: int = 1  # of each candidate: its score is their mean
-    again: bool = False  # the candidates that may become parents are trained once more
+    trainings: int = 1  # of each candidate. Its score is their mean
+    again: bool = False  # candidates that may become parents are trained again
 
 
 OURS = Settings()
@@ -45,14 +45,14 @@ PRINTED = Settings(sharpness=1.0, standardised=False, uniform=0.0, prior=0.0)
 
 
 class Edits(NamedTuple):
-    """The edits of all attentions that stay in the space. A cell is an edit of an operation; an
+    """The edits of all attentions that stay in the space. A cell is an edit of an operation. An
     entry is one of its children inside the space."""
     legal: np.ndarray  # (cells, operations): whether the cell has a child of the operation
     position: np.ndarray  # (cells,) of the new operation
     cell: np.ndarray  # (entries,)
     parent: np.ndarray  # (entries,) in LAYERS
     child: np.ndarray  # (entries,) in LAYERS
-    operation: np.ndarray  # (entries,) in OPS; -1 for an edit without a new operation
+    operation: np.ndarray  # (entries,) in OPS, -1 for an edit without a new operation
     chance: np.ndarray  # (entries,) of the child, given its cell and operation
 
 
@@ -91,7 +91,7 @@ def neighbours():
 
 @functools.cache
 def operations():
-    """(layers, positions, operations): 1 where an attention has an operation at a position."""
+    """(layers, positions, operations): 1 if an attention has an operation at a position."""
     has = np.zeros((SIZE, abz.MAX_PATH + 1, len(abz.OPS)))
     for number, text in enumerate(ATTENTIONS, KERNELS):
         for position, (op, *_) in enumerate(abz.path_of(abz.parse_formula(text))):
@@ -100,17 +100,17 @@ def operations():
 
 
 def normalised(weights):
-    """Rows that sum to 1; rows of zeros stay."""
+    """Rows that sum to 1. Rows of zeros stay."""
     total = weights.sum(-1, keepdims=True)
     return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
 
 
 def priorities(totals, counts, settings):
-    """The softmax (Sec. 3.2) of Eq. 3, not normalised: (rows, options) of the summed scores and the
-    numbers of samples of the options in each distribution."""
+    """The softmax (Sec. 3.2) of Eq. 3, not normalised: (rows, options), from the summed scores and
+    the numbers of samples of the options in each distribution."""
     N = counts.sum(-1, keepdims=True)
     mean = totals.sum(-1, keepdims=True) / np.maximum(N, 1)
-    prior = np.where(counts == 0, 1.0, settings.prior)  # an option that was never tried has a mean
+    prior = np.where(counts == 0, 1.0, settings.prior)  # an untried option has a mean
     means = (totals + prior * mean) / (counts + prior)
     bonus = settings.alpha * np.sqrt(2 * np.log(np.maximum(N, 1)) / np.maximum(counts, 1))
     scores = settings.sharpness * (means + bonus)
@@ -118,7 +118,7 @@ def priorities(totals, counts, settings):
 
 
 def mixed(weights, legal, settings):
-    """Probabilities of the legal options; settings.uniform of the probability is uniform."""
+    """Probabilities of the legal options, of which the fraction settings.uniform is uniform."""
     return ((1 - settings.uniform) * normalised(weights * legal)
             + settings.uniform * normalised(legal))
 
@@ -165,22 +165,21 @@ def kind_changes(parent, settings):
 
 
 def children_of(parent, changes, settings):
-    """(networks,): the probability of each child of a parent; as in abz.mutate."""
+    """(networks,): the probability of each child of a parent, as in abz.mutate."""
     first, second = changes
     after = kind_changes(parent, settings)
     return (first.T @ after / 2 + after @ second / 2).ravel()
 
 
 def random_networks(settings):
-    """(networks,): the probability of each random network; as in abz.sample_arch."""
+    """(networks,): the probability of each random network, as in abz.sample_arch."""
     layer = np.full(SIZE, settings.attentions / len(ATTENTIONS))
     layer[:KERNELS] = (1 - settings.attentions) / KERNELS
     return np.outer(layer, layer).ravel()
 
 
 def draw(probabilities, free, number, rng):
-    """`number` different networks of those that are free; uniform ones where too few have a
-    probability."""
+    """`number` different free networks, drawn uniformly if too few have a probability."""
     chances = np.where(free, probabilities, 0.0)
     if (chances > 0).sum() < number:
         chances = np.where(free, probabilities + 1e-9, 0.0)
@@ -188,8 +187,8 @@ def draw(probabilities, free, number, rng):
 
 
 def replay(scores, settings, seed, budget=COUNTS[-1]):
-    """[(number of trainings so far, network, its score)] of a search: a network that is trained
-    once more stands there twice. scores: (networks, trainings), NaN outside the table."""
+    """[(number of trainings so far, network, its score)] of a search. A network that is trained
+    again appears twice. scores: (networks, trainings), NaN outside the table."""
     free = ~np.isnan(scores[:, 0])
     by_chance = random_networks(settings)
     rng = np.random.default_rng([seed, 0])
@@ -233,7 +232,7 @@ def replay(scores, settings, seed, budget=COUNTS[-1]):
 
 def judge(steps, truth, counts=COUNTS):
     """(counts, 2): the true score of the best, and the mean of the five best, at each number of
-    trainings; the best by the score that the search saw."""
+    trainings. The best are chosen by the score that the search saw."""
     results = []
     for count in counts:
         seen = {network: score for spent, network, score in steps if spent <= count}
@@ -244,7 +243,7 @@ def judge(steps, truth, counts=COUNTS):
 
 def replay_all(scores, settings, seeds, views=1, budget=COUNTS[-1]):
     """(searches, counts, 2): judge() of a replay with each seed. scores: (networks, seeds). views:
-    the number of training seeds that a search may see; the others are the truth."""
+    the number of training seeds that a search may see. The others are the truth."""
     results = []
     counts = [count for count in COUNTS if count <= budget]
     for seed in seeds:
@@ -267,7 +266,7 @@ SHAPES = {
     "100": (100, {"population": 8, "parents": 2, "children": 2}),
     "775": (775, {"population": 100, "parents": 5, "children": 5}),
 }
-# one change each of OP-NAS as ours
+# one change each of our OP-NAS
 VARIANTS = {
     **{f"SHARPNESS {value}": {"sharpness": value} for value in (1, 2, 8, 16)},
     **{f"alpha {value}": {"alpha": value} for value in (0.1, 1.0)},
@@ -283,18 +282,18 @@ VARIANTS = {
     "half the population": {"population": 0.5},
     "twice the population": {"population": 2},
 }
-# these see two training seeds; the third is the truth
+# these see two training seeds. The third is the truth
 TWO_VIEWS = {
     "two trainings of each candidate": {"trainings": 2},
     "parents are trained once more": {"again": True},
 }
-SEEDS = 1000  # searches of a strategy
-VARIANT_SEEDS = 100  # searches of a variant
+SEEDS = 1000  # searches per strategy
+VARIANT_SEEDS = 100  # searches per variant
 
 
 def varied(shape, change):
-    """The settings of a variant. Changes of a shape are factors; the children of a round keep their
-    number."""
+    """The settings of a variant. Changes of a shape are factors. The number of children per round
+    stays."""
     settings = dict(shape)
     for name, value in change.items():
         settings[name] = max(1, round(value * shape[name])) if name in shape else value
@@ -304,7 +303,7 @@ def varied(shape, change):
 
 def plan(views):
     """{(shape, name): (settings, views, searches)} of all experiments that need at most this number
-    of training seeds that a search may see."""
+    of training seeds."""
     calls = {}
     for size, (_, shape) in SHAPES.items():
         for name, settings in STRATEGIES.items():
@@ -344,7 +343,7 @@ def run_experiments(scores, jobs):
 
 
 def difference(results, one, other):
-    """The Interval of the difference in the five best, of those searches that both have."""
+    """The Interval of the difference in the five best, over searches that both have."""
     pairs = zip(results[one][:, -1, 1], results[other][:, -1, 1])
     return interval([float(a - b) for a, b in pairs])
 

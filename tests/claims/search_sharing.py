@@ -1,8 +1,8 @@
 """Do scores with shared weights (BIWS, Sec. 3.2) rank networks better than scores without?
 
-The table (search_table.py) has the truth: a network's score with other seeds. It also has the
-scores without sharing, of the same cost: 50 steps of pre-training from a warm start. With sharing,
-a candidate starts from the super-net instead, which each round writes back (Algorithm 1).
+The table (search_table.py) has the truth: a network's score with other seeds. It also has scores
+without sharing at the same cost: 50 steps of pre-training from a warm start. With sharing, a
+candidate starts from the super-net instead, which each round writes back (Algorithm 1).
 """
 import random
 import statistics
@@ -21,17 +21,17 @@ from tests.claims.study import Claim, bootstrap, kendall, read, study
 
 TASK = "MNLI"
 NETWORKS = 64
-ROUNDS = (8, *[4] * 14)  # candidates of a round
+ROUNDS = (8, *[4] * 14)  # candidates per round
 
 
 def chosen(scores):
-    """The numbers of NETWORKS random networks that have the scores of all seeds."""
+    """The numbers of NETWORKS random networks with the scores of all seeds."""
     known = np.flatnonzero(np.isfinite(scores).all(1)).tolist()
     return random.Random("sharing").sample(known, min(NETWORKS, len(known)))
 
 
 def shared_scores(seed, numbers, folder):
-    """The scores of networks that share weights, in rounds in this order."""
+    """The scores of networks that share weights, trained in rounds in this order."""
     cfg = search_table.settings(seed)
     data = search_table.open_data(folder / "corpus", folder / "tasks", (TASK,))
     supernet = abz.SuperNet(cfg)
@@ -58,7 +58,7 @@ def mean_tau(columns, truths):
 
 
 def gain(*columns):
-    """mean_tau with shared weights less mean_tau without, of columns (shared, alone, truth) of
+    """mean_tau with shared weights minus mean_tau without, of columns (shared, alone, truth) of
     each seed."""
     shared, alone, truths = columns[0::3], columns[1::3], columns[2::3]
     return mean_tau(shared, truths) - mean_tau(alone, truths)
@@ -68,15 +68,15 @@ def gain(*columns):
     "biws", "At equal cost, scores with shared weights (BIWS) rank better than without",
     "saves 80% of the cost (Sec. 3.2)"))
 def sharing(options):
-    """64 random networks of the table, of two layers, in rounds of 8, 4, 4, ...; three seeds. The
-    truth is a network's mean score with the two other seeds, trained without sharing; Kendall's tau
-    with it is averaged over the seeds. The interval is a bootstrap over networks."""
+    """64 random networks of the table, of two layers, in rounds of 8, 4, 4, ..., with three seeds.
+    The truth is a network's mean score with the two other seeds, trained without sharing. Kendall's
+    tau with it is averaged over the seeds. The interval is a bootstrap over networks."""
     folder = options.runs / "table"
     packed = read(options.results / "table.json")["scores"]
     scores = search_table.unpack(packed)[TASK]
     numbers = chosen(scores)
     seeds = search_table.SEEDS
-    torch.set_num_threads(1)  # before the pool is made; each process computes on one thread
+    torch.set_num_threads(1)  # before the pool is made, so that each process uses one thread
     search_table.open_data(folder / "corpus", folder / "tasks", (TASK,))
     with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
         jobs = [pool.submit(shared_scores, seed, numbers, folder) for seed in seeds]

@@ -1,10 +1,9 @@
 """A table of all networks of a closed space, each trained with several seeds, and its report.
 
-The field's answer to noisy searches is a tabular benchmark (Ying et al. 2019, NAS-Bench-101; Dong
-and Yang 2020, NAS-Bench-201): train every network of a small space once, then replay searches.
-Here a network has two layers. A layer is one of the seven convolutions or one of ATTENTIONS:
-BERT's, those of Figure 7, and others, so that each is one edit of a search away from at least three
-others.
+Noisy searches are commonly studied on a tabular benchmark (Ying et al. 2019, NAS-Bench-101; Dong
+and Yang 2020, NAS-Bench-201): train every network of a small space once, then replay searches. Here
+a network has two layers. A layer is one of the seven convolutions or one of ATTENTIONS: BERT's,
+those of Figure 7, and others, so that each is one edit of a search away from at least three others.
 
 A network is trained as a candidate of the demo's search: from a warm start of its seed, 50 steps of
 pre-training, then fine-tuning on each task. Seeds change the warm start, the text, the masks, the
@@ -62,9 +61,9 @@ ATTENTIONS = (
     "softmax(scale(Q @ (V + softsign(K)).T)) @ V",
     "softsign(cos(Q, K)) @ V",
 )
-LAYERS = (*(f"conv{size}" for size in abz.KERNELS), *ATTENTIONS)  # what a layer may be
-TASKS = {"MNLI": 5000, "SST-2": 1200}  # and the number of training examples
-SEEDS = (10, 11, 12)  # the reliability of the tasks was measured with seeds 0 and 1
+LAYERS = (*(f"conv{size}" for size in abz.KERNELS), *ATTENTIONS)  # the choices of a layer
+TASKS = {"MNLI": 5000, "SST-2": 1200}  # numbers of training examples
+SEEDS = (10, 11, 12)  # the tasks' reliability was measured with seeds 0 and 1
 
 
 def networks():
@@ -85,7 +84,7 @@ def settings(seed, glue=""):
 
 @functools.cache
 def open_data(corpus, glue, tasks=tuple(TASKS)):
-    """The prepared corpus and these proxy tasks of the two folders."""
+    """The prepared corpus and these proxy tasks from the two folders."""
     cfg = settings(0, glue)
     tokenizer = load_tokenizer(str(corpus), True)
     text = Corpus(corpus, tokenizer).split(cfg.held_out)
@@ -97,7 +96,7 @@ def open_data(corpus, glue, tasks=tuple(TASKS)):
 
 
 def warm_start(seed, corpus, glue, folder):
-    """Train what the candidates of a seed share (D40), unless the folder has it."""
+    """Train the common start of a seed's candidates (D40), unless the folder has it."""
     path = Path(folder) / f"warm-{seed}"
     if path.with_suffix(".pt").exists():
         return
@@ -136,16 +135,16 @@ def run_call(call):
 
 
 def read_lines(path):
-    """The lines of a table that are complete."""
+    """The complete lines of a table."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def train_table(path, corpus, glue, jobs, minutes, tasks=tuple(TASKS)):
     """Train the networks that the file lacks, seed by seed and in a random order, and append a line
-    for each, with its scores on `tasks`. Ends after `minutes`; the same call continues. Returns the
+    for each, with its scores on `tasks`. Ends after `minutes`. The same call continues. Returns the
     number of missing lines."""
-    torch.set_num_threads(1)  # before the pool is made; each process computes on one thread
+    torch.set_num_threads(1)  # before the pool is made, so that each process uses one thread
     end = time.time() + 60 * minutes
     folder = path.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -183,8 +182,7 @@ def train_table(path, corpus, glue, jobs, minutes, tasks=tuple(TASKS)):
 
 
 def columns_of(lines, task):
-    """{seed: (networks,)} of a task, NaN where the table has no score. A diverged network scores
-    0."""
+    """{seed: (networks,)} of a task, NaN if the table has no score. A diverged network scores 0."""
     columns = {}
     for line in lines:
         first, second = line["network"]
@@ -195,8 +193,8 @@ def columns_of(lines, task):
 
 
 def complete(columns):
-    """(networks, seeds) of {seed: (networks,)}: the seeds that three fifths of the networks have;
-    NaN where a network lacks one of them."""
+    """(networks, seeds) of {seed: (networks,)}: the seeds that three fifths of the networks have.
+    NaN if a network lacks one of them."""
     kept = [columns[seed] for seed in sorted(columns) if np.isfinite(columns[seed]).mean() > 0.6]
     array = np.stack(kept, 1)
     array[np.isnan(array).any(1)] = np.nan
@@ -210,8 +208,8 @@ def scores_of(lines, task):
 
 
 def pack(lines):
-    """{"TASK SEED": [text of a row]}: the table, a row for each first layer, with the scores of
-    each second layer in units of 0.0001, "-" where there is none."""
+    """{"TASK SEED": [text of a row]}: the table, with a row per first layer. A row has the scores
+    of each second layer in units of 0.0001, or "-"."""
     packed = {}
     for task in TASKS:
         for seed, column in sorted(columns_of(lines, task).items()):
@@ -222,7 +220,7 @@ def pack(lines):
 
 
 def unpack(packed):
-    """{task: (networks, seeds)} of pack()'s result, as complete() gives it."""
+    """{task: (networks, seeds)} of pack()'s result, as in complete()."""
     columns = {}
     for name, rows in packed.items():
         task, seed = name.split()
@@ -244,7 +242,7 @@ def reliability(columns):
 
 
 def reliability_of(*seeds):
-    """ICC of one training of columns (networks,), one for each seed."""
+    """ICC of one training of columns (networks,), one per seed."""
     return reliability(np.stack(seeds, 1))[0]
 
 
@@ -258,7 +256,7 @@ def deviations(columns):
 
 
 def describe(scores):
-    """What a table says about one score: numbers by name."""
+    """The statistics of one score in a table: numbers by name."""
     columns = np.array([*scores.values()])
     means = columns.mean(1)
     single, mean = reliability(columns)

@@ -1,8 +1,8 @@
 """Two graded tasks that judge networks of the closed space (search_table.py), in GLUE's layout.
 
-`reach` was chosen by test-retest reliability; results/autobert_zero/reliability.json has the
-figures, also of the designs that failed. Scores rise smoothly with skill: easy and hard examples
-stand in one task, and partial rules pay.
+`reach` was chosen by test-retest reliability. results/autobert_zero/reliability.json has the
+figures, also of the designs that failed. Scores rise smoothly with skill: each task has easy and
+hard examples, and partial rules pay.
 """
 from pathlib import Path
 
@@ -14,8 +14,8 @@ LONGEST = 200  # characters of an example
 
 def reach(text, label):
     """MNLI: four to seven things have a state. Text 2 names the state of the marked thing, its
-    opposite, or another state. The state stands next to the marker ("the default open list"), or
-    up to six phrases after it (20 words), a quarter of the examples each for four distances."""
+    opposite, or another state. The state is next to the marker ("the default open list"), or up to
+    six phrases after it (20 words), with a quarter of the examples for each of four distances."""
     rng = text.rng
     answer = {"entailment": "open", "contradiction": "empty", "neutral": "large"}[label]
     nouns = rng.sample(NOUNS, rng.randint(4, 7))
@@ -42,8 +42,8 @@ def reach(text, label):
 
 
 def scope(text, label):
-    """SST-2: are most of the things open that it has now? A clause begins with "now" or "once" and
-    has one to three things; what it once had does not count. Three to six clauses."""
+    """SST-2: are most of the things that it has now open? A clause begins with "now" or "once" and
+    has one to three things. What it once had does not count. Three to six clauses."""
     rng = text.rng
     clauses = rng.randint(3, 6)
     kinds = [rng.random() < 0.5]  # whether a clause counts
@@ -70,7 +70,7 @@ RULES = {"MNLI": reach, "SST-2": scope}
 
 
 def write_tasks(folder):
-    """Write train and dev of both tasks below a folder, unless they are there; returns it."""
+    """Write train and dev of both tasks below a folder, unless they exist. Returns it."""
     folder = Path(folder)
     mark = folder / "made"
     if not mark.exists():

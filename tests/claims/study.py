@@ -1,6 +1,6 @@
-"""What every study needs: runs as a user would start them, intervals, verdicts, a JSON record.
+"""The common parts of studies: runs as a user would start them, intervals, verdicts, a JSON record.
 
-A study is a function below a decorator that says what the paper claims, with the paper's numbers:
+A study is a function below a decorator with the paper's claim and numbers:
 
     @study(
         "0.2 core-hours",
@@ -11,11 +11,10 @@ A study is a function below a decorator that says what the paper claims, with th
         ...  # commands of the paper file, two at a time
         return {"values": {arm: [value of each seed]}}
 
-`python -m tests.claims.PAPER NAME --jobs 2` runs it and writes results/PAPER/NAME.json. Flags
-that the study does not know go to the paper file. Every run has a run folder below
-runs/claims/PAPER: the same command again skips finished runs and resumes the others. Studies of
-one paper share runs. `python -m tests.claims.page` writes README.md from the records. Verdicts
-follow from intervals.
+`python -m tests.claims.PAPER NAME --jobs 2` runs it and writes results/PAPER/NAME.json. Unknown
+flags go to the paper file. Every run has a run folder below runs/claims/PAPER. The same command
+again skips finished runs and resumes the others. Studies of one paper share runs. `python -m
+tests.claims.page` writes README.md from the records. Verdicts follow from intervals.
 """
 import argparse
 import json
@@ -42,15 +41,15 @@ ROOT = HERE.parent.parent
 
 class Claim(NamedTuple):
     name: str  # its anchor on the page
-    says: str  # what the paper says
-    paper: str  # the paper's numbers and where they stand
-    pairs: tuple = ()  # pairs of arms; the first arm of each pair is said to be larger
-    least: float = 0.0  # what the difference of a pair must exceed
+    says: str  # the paper's claim
+    paper: str  # the paper's numbers and their source
+    pairs: tuple = ()  # pairs of arms. The first is claimed to be larger
+    least: float = 0.0  # the difference of a pair must exceed it
 
 
 class Study(NamedTuple):
     function: Callable  # function(options): {"values": {arm: [one for each seed]}, ...}
-    hours: str  # what it costs
+    hours: str  # the cost
     claims: tuple
     picture: Callable | None = None  # picture(axes, record)
 
@@ -63,7 +62,7 @@ class Interval(NamedTuple):
     mean: float
     low: float  # the 95% interval
     high: float
-    n: int  # pairs behind it; 0: counted, so that the interval is a point
+    n: int  # pairs (0: a count, whose interval is a point)
 
 
 def study(hours, *claims, picture=None):
@@ -73,7 +72,7 @@ def study(hours, *claims, picture=None):
 
 # --- statistics and verdicts
 
-# 97.5% quantiles by degrees of freedom; other degrees use the quantile of 5, so that an interval is
+# 97.5% quantiles by degrees of freedom. Other degrees use the quantile of 5, so that an interval is
 # rather too wide
 STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 11: 2.201, 19: 2.093,
            199: 1.972, 999: 1.962}
@@ -90,12 +89,12 @@ def interval(differences):
 
 
 def counted(value):
-    """The interval of a number that has no spread."""
+    """The interval of a number without spread."""
     return Interval(value, value, value, 0)
 
 
 def bootstrap(statistic, *columns):
-    """The statistic and its 95% percentile interval, with rows drawn again with replacement."""
+    """The statistic and its 95% percentile interval, by resampling rows with replacement."""
     columns = [np.asarray(column) for column in columns]
     n = len(columns[0])
     draw = np.random.default_rng(0).integers(n, size=(2000, n))
@@ -105,7 +104,7 @@ def bootstrap(statistic, *columns):
 
 
 def kendall(one, other):
-    """Kendall's tau-b; 0 if one side is constant."""
+    """Kendall's tau-b, or 0 if one side is constant."""
     first = np.sign(np.subtract.outer(one, one))
     second = np.sign(np.subtract.outer(other, other))
     untied = np.sqrt(np.sum(first ** 2) * np.sum(second ** 2))
@@ -115,9 +114,9 @@ def kendall(one, other):
 def verdict(intervals, least=0.0):
     """Verdict of the intervals of a claim: holds, opposite, mixed, or open.
 
-    An interval holds if all of it is above `least`, and is opposite if all of it is below. It is
-    open otherwise, or if fewer than three pairs are behind it. A claim holds, or is opposite, if
-    all its intervals are; it is mixed if some hold and some are opposite.
+    An interval holds if all of it is above `least`, and is opposite if all of it is below.
+    Otherwise, or with fewer than three pairs, it is open. A claim holds, or is opposite, if all its
+    intervals are. It is mixed if some hold and some are opposite.
     """
     sides = set()
     for mean, low, high, n in intervals:
@@ -129,7 +128,7 @@ def verdict(intervals, least=0.0):
 
 
 def differences(claim, values):
-    """{"arm mean, arm mean": Interval} of those pairs of a claim that were measured."""
+    """{"arm mean, arm mean": Interval} of the measured pairs of a claim."""
     intervals = {}
     for one, other in claim.pairs:
         if one in values and other in values:
@@ -139,7 +138,7 @@ def differences(claim, values):
 
 
 def show(label, measured):
-    """A measured interval in words; of a count the label says everything."""
+    """A measured interval in words. For a count, only the label."""
     mean, low, high, n = measured
     return label if n == 0 else f"{label}: {mean:+.3f} [{low:+.3f}, {high:+.3f}], n = {n}"
 
@@ -158,8 +157,8 @@ def run_name(*parts):
 def run_all(options, commands, done="done.json"):
     """Run {name: [program, argument, ...]}, options.jobs at a time, one thread each.
 
-    Returns {name: run folder}. A run whose folder holds the file `done` is skipped. The output of a
-    command goes to NAME.txt, next to the folder.
+    Returns {name: run folder}. Skips runs whose folder has the file `done`. The output of a command
+    goes to NAME.txt, next to the folder.
     """
     options.runs.mkdir(parents=True, exist_ok=True)
     folders = {name: options.runs / name for name in commands}
@@ -182,10 +181,10 @@ def run_all(options, commands, done="done.json"):
 
 
 def in_turns(calls, turns):
-    """{name: [ms of each turn]} of {name: function}. A turn calls each once, in random order; three
+    """{name: [ms of each turn]} of {name: function}. A turn calls each once, in random order. Three
     more turns warm up.
 
-    CPU time, or wall time where there is a GPU."""
+    CPU time, or wall time with a GPU."""
     times = {name: [] for name in calls}
     gpu = torch.cuda.is_available()
     clock = time.perf_counter if gpu else time.process_time
