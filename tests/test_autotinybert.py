@@ -106,21 +106,25 @@ def test_mutation_stays_in_the_space_and_reaches_every_variable(cfg):
         assert max(abs(each - positions[0]) for each in positions) == reach
 
 
-@pytest.mark.parametrize("text, millions", [
-    ("12-768-3072-12-768", 109.48),
-    ("8-768-3072-12-768", 81.13),
-    ("5-564-1054-8-512", 29.57),
-    ("4-396-624-6-384", 16.87),
-    ("4-432-384-4-256", 16.71),
-    ("3-320-608-4-256", 12.20),
-    ("5-564-1024-12-528", 29.59),
-    ("5-324-600-12-324", 14.22),
-    ("5-280-512-12-276", 11.76),
-    ("4-256-480-12-192", 9.79),
-])
-def test_parameter_counts(text, millions):
+MILLIONS = """
+12-768-3072-12-768 109.48
+8-768-3072-12-768   81.13
+5-564-1054-8-512    29.57
+4-396-624-6-384     16.87
+4-432-384-4-256     16.71
+3-320-608-4-256     12.20
+5-564-1024-12-528   29.59
+5-324-600-12-324    14.22
+5-280-512-12-276    11.76
+4-256-480-12-192     9.79
+"""
+
+
+@pytest.mark.parametrize("row", MILLIONS.strip().split("\n"))
+def test_parameter_counts(row):
+    text, millions = row.split()
     count = sum(atb.parameters(atb.parse_arch(text), 30522).values())
-    assert round(count / 1e6, 2) == millions
+    assert f"{count / 1e6:.2f}" == millions
 
 
 def test_flops_of_bert_base():

@@ -59,16 +59,22 @@ def test_the_majority_baseline(tasks):
     assert tasks["SQuAD2.0"].majority_baseline == pytest.approx(np.mean(impossible))
 
 
+def fine_tuned(task, loss, *run, evaluate_at=(), cfg=Config()):
+    """The state after a fine-tuning of a model of two weights; loss(weight) is its loss."""
+    model = torch.nn.Linear(1, 2)
+    model.forward = lambda batch: model.weight.T.expand(len(batch["ids"]), 2)
+    model.loss = lambda batch: loss(model.weight)
+    optimizer = torch.optim.SGD(model.parameters())
+    tuning = Tuning(task, optimizer, lambda *place: 0.1, (0,), evaluate_at=evaluate_at)
+    return fine_tune(model, tuning, cfg, ALONE.device, *run)
+
+
 @pytest.mark.parametrize("save_minutes", [0, 1e-9])
 def test_a_gradient_that_is_nan_ends_a_fine_tuning_where_it_logs_or_saves(tasks, save_minutes):
     """Before the next evaluation, and before a save."""
-    model = torch.nn.Linear(1, 1)
-    model.loss = lambda batch: model.weight.sum() * math.nan
     task = tasks["CoLA"]
-    optimizer = torch.optim.SGD(model.parameters())
     cfg = Config(save_minutes=save_minutes)
-    tuning = Tuning(task, optimizer, schedule=lambda *place: 1.0, key=(0,))
-    state = fine_tune(model, tuning, cfg, ALONE.device)
+    state = fine_tuned(task, lambda weight: weight.sum() * math.nan, cfg=cfg)
     assert "gradient norm nan" in state["diverged"]
     last = 1 if save_minutes else min(task.evaluation_steps())
     assert state["step"] == last < task.steps
@@ -83,12 +89,8 @@ def test_each_evaluation_has_a_line_in_the_log_and_a_job_a_bar_that_begins_at_it
     monkeypatch.setattr(finetune, "job_progress", lambda *words: bars.append(
         job_progress(*words)) or bars[0])
     task = tasks["CoLA"]
-    model = torch.nn.Linear(1, 2)
-    model.forward = lambda batch: model.weight.T.expand(len(batch["ids"]), 2)
-    model.loss = lambda batch: model.weight.square().sum()
-    optimizer = torch.optim.SGD(model.parameters())
-    tuning = Tuning(task, optimizer, lambda *place: 0.1, (0,), evaluate_at={3, task.steps})
-    fine_tune(model, tuning, Config(), ALONE.device, made, run, "CoLA-1")
+    loss = lambda weight: weight.square().sum()  # noqa: E731
+    fine_tuned(task, loss, made, run, "CoLA-1", evaluate_at={3, task.steps})
     assert [place for place, _ in lines] == [("finetune", 3), ("finetune", task.steps)]
     assert all(values["job"] == "CoLA-1" and values["dev"]["score"] == 0 and values["loss"] > 0
                for _, values in lines)
@@ -102,18 +104,13 @@ def test_the_weights_of_the_best_evaluation_count(tasks, monkeypatch):
     task = tasks["CoLA"]
     scores = iter([0.1, 0.7, 0.3])
     monkeypatch.setattr(task, "score", lambda *_: {"main": next(scores)})
-    model = torch.nn.Linear(1, 2)
     weights = []
 
-    def loss(batch):
-        weights.append(model.weight.tolist())
-        return model.weight.sum()
+    def loss(weight):
+        weights.append(weight.tolist())
+        return weight.sum()
 
-    model.forward = lambda batch: model.weight.T.expand(len(batch["ids"]), 2)
-    model.loss = loss
-    optimizer = torch.optim.SGD(model.parameters())
-    tuning = Tuning(task, optimizer, lambda *place: 0.1, (0,), evaluate_at={1, 2, 3})
-    state = fine_tune(model, tuning, Config(), ALONE.device)
+    state = fine_tuned(task, loss, evaluate_at={1, 2, 3})
     assert state["score"] == 0.7
     assert state["best"]["weight"].tolist() == weights[2]  # before the third step
 

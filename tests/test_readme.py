@@ -1,10 +1,12 @@
-"""README.md, data/README.md, MANUAL.md and tests/claims/*.md: every command names files, actions
-and flags that exist, links lead somewhere. tests/test_readme_run.py runs the commands."""
+"""README.md, data/README.md, MANUAL.md, tests/claims/*.md and tests/bench.py: every command names
+files, actions and flags that exist, links lead somewhere. tests/test_readme_run.py runs the
+commands of the pages."""
 import importlib
 import json
 import re
 import shlex
 
+import bench
 import pytest
 from conftest import ROOT, slow
 
@@ -34,6 +36,7 @@ def commands_of(path):
 
 
 COMMANDS = sorted({line for page in PAGES for line in commands_of(page)})
+COMMANDS += filter(None, (bench.DRY + bench.TRAININGS).split("\n"))
 OF_FILES = [
     line
     for line in COMMANDS
