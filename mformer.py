@@ -1828,9 +1828,11 @@ def resolve(cfg, command, ranks, source):
         data = "images" if cfg.images else cfg.task
         dry = "-dry" if cfg.dry_run else ""
         out = f"runs/mformer-{command.action}-{data}-{cfg.preset}{dry}"
-        if command.action == "evaluate":  # one per run
+        restart = cfg.restart
+        if command.action == "evaluate":  # of a run that may have been trained again
             out = f"{Path(cfg.init)}-evaluation{dry}"
-        cfg = dataclasses.replace(cfg, out=out)
+            restart = True
+        cfg = dataclasses.replace(cfg, out=out, restart=restart)
     if command.action == "search":
         return cfg
     return dataclasses.replace(cfg, arch=arch_text(read_arch(cfg, command, source)))
@@ -1994,7 +1996,6 @@ def evaluate(cfg, command):
         arch = parse_arch(cfg.arch, cfg)
         model = extract(source.weights, arch, cfg)
         inputs = find_data(cfg, command, ranks)
-        inputs.files.pop("init")  # may have been trained again
         run = RunFolder(
             cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
         cfg = dataclasses.replace(cfg, **inputs.flags)

@@ -632,16 +632,15 @@ def test_images_of_ones_own(works):
     arch = "layers=1 hidden=16 ffn=16 heads=2 types=linear"
     for command in (
             f"mformer --train --images one --patch 8 --out a/run {same} --arch '{arch}'",
-            "mformer --evaluate --init a/run --device cpu --out score",
-            f"mformer --train --images one --patch 8 --out a/run {same} --arch '{arch}' --restart "
-            "--seed 1",
-            "mformer --evaluate --init a/run --device cpu --out score",
+            "mformer --evaluate --init a/run --device cpu",
+            f"mformer --train --images one --patch 12 --out a/run {same} --arch '{arch}' --restart",
+            "mformer --evaluate --init a/run --device cpu",
             "mformer --predict one/test.npz --init a/run --device cpu",
             f"mformer --train --images two --init a/run --out b {same}",
             "mformer --predict two/test.npz --init b --device cpu --out answers"):
         works(command)
     predicted = Path("a/run-predictions/test/classes.txt").read_text(encoding="utf-8")
-    assert predicted == Path("score/classes.txt").read_text(encoding="utf-8")
+    assert predicted == Path("a/run-evaluation/classes.txt").read_text(encoding="utf-8")
     assert {*predicted.split()} <= {"cat", "dog", "öwl"} and len(predicted.split()) == 12
     settings = read_json("a/run/config.json")["settings"]
     assert (settings["image"], settings["classes"]) == (24, 3)
