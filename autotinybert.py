@@ -1409,6 +1409,9 @@ def judge(model, data, cfg):
 Latency = namedtuple("Latency", "predict reference limit")
 # settings that a latency depends on, besides the processor and the architecture
 MACHINE = ("latency_device", "latency_threads", "latency_batch", "latency_length", "reference")
+# the settings that latency.json depends on
+OF_LATENCIES = (*MACHINE, "latency_archs", "latency_rounds", "largest", "smallest", "setting",
+                "variant", "seed")
 DRIFT = 0.1  # relative change of the reference's latency that causes a warning
 DOUBTFUL = 0.2  # mean relative error of a predictor that causes a warning
 
@@ -1720,13 +1723,15 @@ def search(cfg, command):
         names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
         text = phase != "latency"
         inputs = find_data(cfg, command, ranks, names, text)
-        # latencies and a SuperPLM serve every limit, candidates only theirs
+        # latencies serve each search of their space, a SuperPLM each limit, candidates only theirs
         replaces = LIMITS
         hint = ""
         if Path(cfg.out, "candidates").exists():
             replaces = ()
             hint = (f"; with --init {cfg.init or cfg.out} and a new --out, its latencies and its "
                     "SuperPLM are used again")
+        elif not Path(cfg.out, "superplm").exists():
+            replaces = dataclasses.asdict(cfg).keys() - {*OF_LATENCIES}
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES, replaces=replaces,
                         hint=hint)
         if not run.finished():
