@@ -97,19 +97,6 @@ def test_parameter_counts_to_the_unit(row):
 # --- model ---------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def test_padding_changes_nothing():
-    torch.manual_seed(0)
-    model = albert.LanguageModel(tiny())
-    batch = {**example(), "masked_positions": torch.tensor([[1, 2], [3, 4], [0, 2]])}
-    outputs = model(batch)
-    for number, length in enumerate(batch.pop("lengths")):
-        one = slice(number, number + 1)
-        alone = model({name: value[one, :length] for name, value in batch.items()})
-        for ours, expected in zip(alone, outputs):
-            close(ours, expected[one], rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("changes", [{"share": "none", "embedding": 0}, {"recompute": True}])
 def test_the_last_layer_only_at_masked_positions_and_recomputation(changes):
     """The same states, [CLS] first, and the same gradients."""

@@ -1,12 +1,12 @@
 """autobert_zero.py: search space, padding, layers, published counts, super-net, searcher,
 objective, the network as code."""
 import builtins
-import dataclasses
 import dis
 import functools
 import math
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -159,7 +159,7 @@ def test_flops_of_every_operation():
 
 @pytest.mark.parametrize("name", ["autobert-zero", "bert", *range(9)])
 def test_padding_changes_nothing_in_whole_models(name):
-    cfg = dataclasses.replace(TINY, layers=4)
+    cfg = replace(TINY, layers=4)
     if isinstance(name, int):
         arch = abz.sample_arch(random.Random(name), cfg)
     else:
@@ -363,7 +363,7 @@ def test_edits_reach_bert_from_a_cosine_and_back():
 
 
 def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
-    cfg = dataclasses.replace(
+    cfg = replace(
         TINY,
         population=5,
         rounds=2,
@@ -380,7 +380,7 @@ def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
     texts = {abz.arch_text(arch) for _, arch in proposals}
     assert len(texts - {each["arch"] for each in history}) == 4
     assert proposals == abz.propose(history, 2, cfg)
-    assert proposals != abz.propose(history, 2, dataclasses.replace(cfg, seed=1))
+    assert proposals != abz.propose(history, 2, replace(cfg, seed=1))
 
 
 def test_half_of_the_children_change_the_kind_of_a_layer():
@@ -424,7 +424,7 @@ def test_a_round_writes_its_best_candidate_back_last(monkeypatch):
     monkeypatch.setattr(abz, "load_file", lambda path: int(path.stem))
     monkeypatch.setattr(abz, "score_candidates", lambda archs, *_: {
         key: {"score": key % 3, "diverged": key == 2} for key in archs})
-    cfg = dataclasses.replace(TINY, population=4, rounds=1, parents=2, children=2)
+    cfg = replace(TINY, population=4, rounds=1, parents=2, children=2)
     abz.search(supernet, run, data, cfg)
     assert written == [[3, 0, 1], [6, 7, 4, 5]]
 
@@ -469,7 +469,7 @@ def test_a_template_takes_a_value_for_each_mark():
 @pytest.mark.parametrize("number", range(3))
 def test_the_written_module_gives_our_outputs(number):
     """On padded batches; the module imports torch alone."""
-    cfg = dataclasses.replace(TINY, layers=12, embedding=8 * number)
+    cfg = replace(TINY, layers=12, embedding=8 * number)
     rng = random.Random(number)
     arch = abz.sample_arch(rng, cfg) if number else abz.parse_arch(abz.PUBLISHED)
     torch.manual_seed(number)

@@ -1,8 +1,8 @@
 """The training loops of the paper files, one table: what they share by name, they do alike."""
-import dataclasses
 import random
 import shlex
 from collections import namedtuple
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from kills import together
 from small_runs import ALONE, ARCH
+from torch.testing import assert_close
 
 import albert
 import autobert_zero
@@ -31,6 +32,12 @@ SHAPE = dict(
 def numbers(end, *shape):
     """Random int64 below `end`, the same in each call."""
     return torch.randint(end, shape, generator=torch.Generator().manual_seed(0))
+
+
+def language_logits(model, batch):
+    """Those of masked tokens."""
+    logits = model(batch)
+    return logits if torch.is_tensor(logits) else logits[0]
 
 
 def split(batch, sizes=(2, 2, 2, 2)):
@@ -118,7 +125,7 @@ def gradients(make, ranks=ALONE, whole=False):
     file, model, cfg, batch, parts, supernet, more = make()
     assert len({tuple(file.count_labels(part).tolist()) for part in parts}) > 1
     batches = [batch] if whole else parts
-    cfg = dataclasses.replace(cfg, accumulate=len(batches))
+    cfg = replace(cfg, accumulate=len(batches))
     kept = {}
 
     class Keep(torch.optim.SGD):
@@ -158,7 +165,7 @@ def test_the_gradient_is_that_of_one_micro_batch(make, of_two):
     for others in (gradients(make), *(each[make.__name__] for each in of_two)):
         assert whole.keys() == others.keys()
         for name in whole:
-            torch.testing.assert_close(others[name], whole[name], rtol=1e-4, atol=1e-6)
+            assert_close(others[name], whole[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("make, counts", [
@@ -178,10 +185,10 @@ def test_losses_are_sums_over_labels_and_a_step_returns_their_means(make, counts
         F.cross_entropy(logits.flatten(0, -2), each, reduction="sum", **smoothing) / count
         for logits, each, count in zip(outputs, labels, counts)]
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    cfg = dataclasses.replace(cfg, accumulate=1)
+    cfg = replace(cfg, accumulate=1)
     values = file.train_step(0, model, optimizer, [batch], cfg, ALONE, *more)
     losses = [value for name, value in values.items() if "loss" in name]
-    torch.testing.assert_close(torch.stack(losses), torch.stack(expected))
+    assert_close(torch.stack(losses), torch.stack(expected))
     assert values.get("ordered", 0.5) == 0.5
 
 
@@ -248,7 +255,23 @@ def test_embeddings_are_sums_of_those_of_tokens_positions_and_types(make):
     expected = (encoder.token_embedding.weight[batch["ids"]]
                 + encoder.position_embedding.weight[:types.shape[1]]
                 + encoder.token_type_embedding.weight[types])
-    torch.testing.assert_close(summed[0], expected)
+    assert_close(summed[0], expected)
+
+
+@pytest.mark.parametrize("make", [albert_step, autotinybert_step])
+@torch.no_grad()
+def test_padding_changes_nothing(make):
+    _, model, _, batch, *_ = make()
+    model.eval()
+    lengths = torch.arange(16, 0, -2)
+    batch = {name: batch[name] for name in ("ids", "token_type_ids")}
+    everywhere = torch.arange(16).expand(8, 16)
+    logits = language_logits(model, {**batch, "lengths": lengths, "masked_positions": everywhere})
+    for row, length in zip(range(8), lengths.tolist()):
+        alone = {name: value[[row], :length] for name, value in batch.items()}
+        alone["masked_positions"] = everywhere[[row], :length]
+        assert_close(
+            logits[[row], :length], language_logits(model, alone), rtol=1e-4, atol=1e-5)
 
 
 def span_models():
@@ -268,7 +291,7 @@ def test_the_loss_of_a_span_is_the_mean_of_those_of_start_and_end(model):
     end = torch.tensor([5, 0, 6])
     loss = model.loss({"start": start, "end": end, "p_mask": torch.zeros(3, 7).bool()})
     expected = F.cross_entropy(logits[..., 0], start) + F.cross_entropy(logits[..., 1], end)
-    torch.testing.assert_close(loss, expected / 2)
+    assert_close(loss, expected / 2)
 
 
 class Oracle(torch.nn.Module):
@@ -297,11 +320,11 @@ def test_accuracies_on_held_out_text_are_of_the_labels(file, names, shift, accur
     data = Data(ALONE.device, tokenizer, text, text)
     cfg = file.Config(length=128, dtype="float32", vocab_size=tokenizer.vocab_size)
     if file is albert:
-        cfg = dataclasses.replace(cfg, dev_examples=128)
+        cfg = replace(cfg, dev_examples=128)
     oracle = Oracle(shift)
     result = file.evaluate_language_model(oracle, data, cfg, ALONE)
     again = Oracle(shift)
-    file.evaluate_language_model(again, data, dataclasses.replace(cfg, seed=1), ALONE)
+    file.evaluate_language_model(again, data, replace(cfg, seed=1), ALONE)
     assert all(map(torch.equal, oracle.seen, again.seen))  # the same text for all seeds
     assert [result[name] for name in names] == [accuracy] * len(names)
     assert result["mlm_loss"] == pytest.approx(20.0 * shift, abs=1e-3)

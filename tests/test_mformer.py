@@ -1,10 +1,10 @@
 """mformer.py: attention, published counts, sub-nets, search operators, beam search, whole runs."""
 import copy
-import dataclasses
 import itertools
 import math
 import random
 import statistics
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -210,7 +210,7 @@ def test_flops_are_multiply_adds_of_matrix_products(attn_type, mixing):
 
 @pytest.mark.parametrize("length, tokens", [(10, 10), (40, 30)])
 def test_days_are_of_the_tokens_whose_flops_are_counted(length, tokens):
-    example = mf.blank_example(dataclasses.replace(TEXT, length=length))
+    example = mf.blank_example(replace(TEXT, length=length))
     assert example.batch["source"].shape == (1, tokens)
     assert example.units == tokens
 
@@ -222,7 +222,7 @@ def test_spaces_are_tables_1_and_2():
         space = mf.space_of(paper("wmt14", search_decoder=search_decoder))
         decoders = sum(choices ** layers for layers in range(1, 7))
         assert mf.space_size(space) == 4 * 24 ** 6 * decoders
-    linear = mf.space_of(dataclasses.replace(TEXT, space="linear"))
+    linear = mf.space_of(replace(TEXT, space="linear"))
     assert linear["decoder_types"] == ("softmax",)  # D14
 
 
@@ -288,7 +288,7 @@ def test_the_mean_of_the_patches_is_classified(monkeypatch):
 
 @pytest.mark.parametrize("cfg", [
     IMAGES,
-    dataclasses.replace(TEXT, search_decoder=True),
+    replace(TEXT, search_decoder=True),
 ])
 def test_subnets_equal_their_extracted_networks(cfg):
     """Outputs, sizes, and gradients, which reach no weight outside of the sub-net."""
@@ -334,7 +334,7 @@ def test_operators_stay_inside_the_space(cfg):
 
 
 def test_a_child_mixes_its_parents_and_a_mutant_draws_values_again_with_the_given_chance():
-    space = mf.space_of(dataclasses.replace(IMAGES, layers=(3,)))
+    space = mf.space_of(replace(IMAGES, layers=(3,)))
     rng = random.Random(0)
     one, two = [mf.build_arch(space, lambda name, choices, layer: choices[end]) for end in (0, -1)]
 
@@ -393,12 +393,12 @@ def test_a_search_returns_nothing_slower_than_the_limit_or_worse_than_its_sample
         fast, monkeypatch):
     monkeypatch.setattr(mf.Ranker, "fit", lambda self, generator: None)  # bad rankers
     monkeypatch.setattr(mf, "PRUNES_FROM", 20)
-    cfg = dataclasses.replace(IMAGES, population=10, generations=2, keep=2)
+    cfg = replace(IMAGES, population=10, generations=2, keep=2)
     space = mf.space_of(cfg)
     history = [history_line(arch) for arch in draw(space, 40)]
     latencies = sorted(line["scores"]["latency"] for line in history)
     limit = latencies[fast - 1]
-    cfg = dataclasses.replace(cfg, latency_limit=limit)
+    cfg = replace(cfg, latency_limit=limit)
     ranked, _ = mf.rank_and_evolve(space, history, cfg)
     best = mf.winner([*history, *map(history_line, ranked)], limit)
     assert best["scores"]["latency"] <= limit
@@ -410,7 +410,7 @@ def test_parents_are_the_best_fifth(monkeypatch):
     mutate = mf.mutate
     monkeypatch.setattr(
         mf, "mutate", lambda parent, *others: parents.add(parent) or mutate(parent, *others))
-    cfg = dataclasses.replace(IMAGES, population=20, generations=1)
+    cfg = replace(IMAGES, population=20, generations=1)
     scores = mf.evolve(
         mf.space_of(cfg), lambda archs: [*map(toy_loss, archs)], lambda arch: True, cfg)
     assert parents <= {*sorted([*scores][:20], key=toy_loss)[:4]}
@@ -421,7 +421,7 @@ def test_a_latency_is_the_mean_without_the_fastest_and_slowest_tenth(monkeypatch
     seconds = [9.0] * mf.UNTIMED + [7.0, *range(1, 9), 50.0]
     ticks = itertools.chain(*((0.0, each) for each in seconds))
     monkeypatch.setattr(mf, "time", SimpleNamespace(perf_counter=ticks.__next__))
-    cfg = dataclasses.replace(IMAGES, latency_runs=10)
+    cfg = replace(IMAGES, latency_runs=10)
     (arch,) = draw(mf.space_of(cfg), 1)
     expected = 1000 * statistics.fmean([7, *range(2, 9)])
     assert mf.measure_latency(arch, cfg, ALONE.device) == pytest.approx(expected)
@@ -483,7 +483,7 @@ def fairseq_search(model, source, limit, beam, penalty):
 def test_beam_search_is_fairseqs(attn_type, beam, penalty):
     """The translations of sentences of several lengths, and their scores."""
     torch.manual_seed(0)
-    cfg = dataclasses.replace(TEXT, vocab_size=12)
+    cfg = replace(TEXT, vocab_size=12)
     model = mf.Translator(text_arch(attn_type, attn_type), cfg).eval()
     # distributions are sharp, the end is likely
     model.decoder_norm.bias.data.add_(2 * model.token_embedding.data[EOS, :24])
@@ -609,7 +609,7 @@ def test_a_translator_is_trained_on_scored_and_answers(ready, works):
     (dict(task="wmt14", train_text="a/t", valid_text="a/v"), ["--predict", "a/v.en"]),
 ])
 def test_the_command_after_a_training_reads_what_there_is(settings, words):
-    settings = dataclasses.asdict(mf.Config(**settings))
+    settings = asdict(mf.Config(**settings))
     assert mf.next_action(SimpleNamespace(record={"settings": settings})) == words
 
 
@@ -743,4 +743,4 @@ def test_an_illegal_architecture_is_named(text, message):
         if isinstance(text, str):
             mf.parse_arch(text, IMAGES)
         else:
-            mf.space_of(dataclasses.replace(TEXT, **text))
+            mf.space_of(replace(TEXT, **text))

@@ -22,7 +22,7 @@ generator = torch.Generator().manual_seed(0)
 model = LanguageModel(cfg)
 optimizer = Lamb(model.parameters(), lr=0.005)
 eight = torch.full((64,), 8)
-for step in range(121):
+for step in range(81):
     segments = SimpleNamespace(
         segment_a=torch.randint(6, 31, (64, 8)),
         length_a=eight,
@@ -41,7 +41,7 @@ for step in range(121):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    if step % 60 == 0:
+    if step % 40 == 0:
         accuracy = (order_logits.argmax(1) == order).float().mean()
         print(f"step {step}: loss {loss.item():.2f}, order {accuracy:.2f}")
 
