@@ -1,1 +1,1 @@
-"""Run by pytest."""
+"""Tests for pytest."""
