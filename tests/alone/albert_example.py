@@ -1,5 +1,5 @@
-"""ALBERT's objectives and layers that share their weights, in another program. Copy albert.py next
-to this file; both need PyTorch alone."""
+"""ALBERT's objectives and shared layers in another program. Copy albert.py next to this file. Both
+need only PyTorch."""
 from types import SimpleNamespace
 
 import torch
@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from albert import Config, Encoder, Lamb, LanguageModel, count, mask_tokens, sentence_pairs
 
-# Sentence order and masked words on texts in which the letters of the second sentence follow those
-# of the first. A tokenizer is anything with these names; here a token is a letter, and a word.
+# Sentence order and masked words on texts where the letters of the second sentence follow the
+# first's. A tokenizer is anything with these names. Here each token is a letter, and a word.
 tokenizer = SimpleNamespace(
     vocab_size=56,
     pad_id=0, cls_id=2, sep_id=3, mask_id=4,
@@ -45,7 +45,7 @@ for step in range(81):
         accuracy = (order_logits.argmax(1) == order).float().mean()
         print(f"step {step}: loss {loss.item():.2f}, order {accuracy:.2f}")
 
-# 12 layers of one block, and of 12
+# 12 layers of one block, or of 12
 for share in ("all", "none"):
     encoder = Encoder(Config(layers=12, share=share, **SHAPE))
     states = encoder(ids, token_types, lengths)  # (B, T, H)
