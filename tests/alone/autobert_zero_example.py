@@ -1,5 +1,5 @@
-"""A searched attention in another model. Copy autobert_zero.py next to this file; both need PyTorch
-alone."""
+"""A searched attention in another model. Copy autobert_zero.py next to this file. Both need only
+PyTorch."""
 import json
 
 import torch
@@ -29,14 +29,14 @@ y[mask].square().mean().backward()
 finite = all(value.grad.isfinite().all() for value in block.parameters())
 print(tuple(y.shape), "gradients:", finite)
 
-# A whole network from best.json, and its costs
+# A whole network from best.json, with its costs
 with open("best.json", "w") as file:
     json.dump({"arch": f"conv9 | {FORMULA}"}, file)
 arch = read_arch("best.json", layers=2)
 costs = count(arch, Config(layers=2))
 print(arch_text(arch), costs["parameters"], costs["attention_parameters"], costs["flops"])
 
-# A round of the search: candidates that take their weights from the super-net
+# A round of the search: candidates with weights from the super-net
 cfg = Config(layers=2, hidden=16, heads=2, ffn=32, vocab_size=50, population=4, parents=2)
 supernet = SuperNet(cfg)
 for _, arch in propose([], 0, cfg):
