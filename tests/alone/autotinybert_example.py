@@ -1,5 +1,5 @@
 """AutoTinyBERT on a toy: a SuperPLM and its sub-models, their latency, and a generation of the
-search. Copy autotinybert.py next to this file; both need PyTorch alone."""
+search. Copy autotinybert.py next to this file. Both need only PyTorch."""
 import random
 import statistics
 
@@ -14,7 +14,7 @@ rng = random.Random(0)
 model = atb.LanguageModel(atb.parse_arch(cfg.largest), 30)
 optimizer = atb.make_optimizer(model, weight_decay=0.01)  # of torch, with its learning rate
 
-# words that count upwards; 0 stands for [MASK], and the masked word follows from its neighbours
+# words that count upwards. 0 is [MASK], and the masked word follows from its neighbours
 ids = 1 + (torch.randint(28, (32, 1)) + torch.arange(12)) % 28
 positions = torch.randint(12, (32, 2))
 masked = ids.scatter(1, positions, 0)
