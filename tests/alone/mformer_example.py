@@ -1,5 +1,5 @@
 """cosFormer attention in another model, and the ranker on other scores. Copy mformer.py next to
-this file; both need PyTorch alone."""
+this file. Both need only PyTorch."""
 import random
 
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 from mformer import Ranker, cosines_at, linear_attention, sample_arch
 
 
-class LinearAttention(nn.Module):  # time and memory grow with the length, not with its square
+class LinearAttention(nn.Module):  # time and memory are linear in the length
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
@@ -31,7 +31,7 @@ alone = attention(x[1:, :170], torch.tensor([170]))
 same = torch.allclose(y[1:, :170], alone, atol=1e-5)
 print(f"{tuple(y.shape)}, without its padding the same: {same}")
 
-# Networks that somebody has measured: a table of choices and scores, of which low ones are good
+# Measured networks: a table of choices and scores (low ones are good)
 types = ("softmax", "linear")
 space = dict(
     layers=(2, 3),
