@@ -35,9 +35,9 @@ CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
 
 # --- peers ---------------------------------------------------------------------------------------
-# Ours is a file's own training step (fused AdamW; LAMB in ALBERT). Theirs is the model's own loss
-# with torch's AdamW as it comes. Both clip, drop 0.1 everywhere and compute in float32. Batches are
-# made before; theirs get the mask of ones that their collators make.
+# Ours is a file's training step (fused AdamW, LAMB in ALBERT). Theirs is the model's loss with
+# torch's default AdamW. Both clip, have dropout 0.1 everywhere and compute in float32. Batches are
+# made before. Theirs get the mask of ones that their collators make.
 
 SHAPES = {  # layers, hidden, heads, ffn, vocab_size
     "tiny": (2, 16, 2, 32, 100),
@@ -70,7 +70,8 @@ def their_config(kind, shape, **more):
 
 
 def masked_text(batch, tokens, vocab):
-    """ids, segments, lengths, masked positions (15%), their tokens, order; theirs as keywords."""
+    """ids, segments, lengths, masked positions (15%), their tokens, order, and theirs as
+    keywords."""
     M = round(0.15 * tokens)
     ids = torch.randint(vocab, (batch, tokens))
     segments = torch.randint(2, (batch, tokens))
@@ -140,7 +141,7 @@ def peers(own):
 
 
 # --- gpu -----------------------------------------------------------------------------------------
-# The files' own commands run in this process, so that a hook behind every step sees them.
+# The files' commands run in this process, so that a hook after every step sees them.
 
 DRY = """
 albert.py --pretrain --out {to}/lite
@@ -170,11 +171,11 @@ autobert_zero.py --finetune SST-2 --init {to}/2 --out {to}/3
 autotinybert.py --superplm --vocab_size 2000 --out {to}/4
 mformer.py --train --arch mformer --out {to}/5
 mformer.py --task wmt14 --train --arch mformer --vocab_size 2000 --out {to}/6
-"""  # at --preset base, but for the vocabulary: the demo text is small
+"""  # at --preset base, except for the vocabulary: the demo text is small
 
 
 def quietly(command):
-    """Run a command of a paper file without what it prints; SIGTERM may end it early."""
+    """Run a command of a paper file without its output. SIGTERM may end it early."""
     file, *words = shlex.split(command)
     silent = contextlib.redirect_stdout(io.StringIO())
     with silent, mock.patch.object(distributed, "_stop_requested", False):
@@ -182,8 +183,8 @@ def quietly(command):
 
 
 def train_on_card(command, seconds):
-    """Steps 3 to 6 say where the host waits for the card (only lines of the log may). After so many
-    seconds SIGTERM, on which a run saves and ends."""
+    """Steps 3 to 6 report where the host waits for the card (only in lines of the log). After
+    `seconds`, SIGTERM makes the run save and end."""
     times = []
 
     def watch(*_):
@@ -209,7 +210,7 @@ def train_on_card(command, seconds):
 
 
 def gpu(own):
-    """Two steps of every action, then each training at the paper's size; the first failure ends it.
+    """Two steps of every action, then each training at the paper's size. The first failure ends it.
     Compare with --describe of the same command."""
     if not torch.cuda.is_available():
         sys.exit("bench.py gpu: torch sees no CUDA device on this machine")
