@@ -118,7 +118,7 @@ def priorities(totals, counts, settings):
 
 
 def mixed(weights, legal, settings):
-    """Probabilities of the legal options, of which the fraction settings.uniform is uniform."""
+    """Probabilities of the legal options, with a uniform fraction settings.uniform."""
     return ((1 - settings.uniform) * normalised(weights * legal)
             + settings.uniform * normalised(legal))
 
