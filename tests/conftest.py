@@ -47,7 +47,7 @@ def few_held_out():
 
 @pytest.fixture(scope="session")
 def ready(demo, tmp_path_factory):
-    """{name: folder} of small data and finished runs, see small_runs.py. No test writes there."""
+    """{name: folder} of small data and finished runs (small_runs.py). No test writes there."""
     from small_runs import make_ready
     return make_ready(demo, tmp_path_factory.mktemp("ready"))
 
@@ -87,8 +87,8 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def works(ready, monkeypatch):
-    """works(command): run a command in this process, to a good end. Its {names} are replaced by
-    paths of `ready`, and by those that are given."""
+    """works(command): run a command in this process, which must succeed. Its {names} are replaced
+    by paths of `ready`, and by given ones."""
     from small_runs import call
 
     def work(command, **paths):
@@ -97,7 +97,7 @@ def works(ready, monkeypatch):
 
 
 def filled(command, **paths):
-    """A command line with its {names} replaced by paths, quoted where they have blanks."""
+    """A command line with its {names} replaced by paths, quoted if they have blanks."""
     return command.format(**{name: shlex.quote(str(path)) for name, path in paths.items()})
 
 
