@@ -1,5 +1,5 @@
 """The section "Departures from the papers" of MANUAL.md, from the comments "# D4: ..." of the paper
-files: python -m tests.departures writes it. A * marks a departure from the official code."""
+files. python -m tests.departures writes it. A * marks a departure from the official code."""
 import re
 from pathlib import Path
 
@@ -11,8 +11,8 @@ SECTION = re.compile(r"(<!-- departures -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 
 def departures(text):
-    """{number: text} of a file's comments that begin with D and a number, in their order. A comment
-    goes on in the comment lines that follow it, up to the next departure."""
+    """{number: text} of a file's comments that begin with D and a number, in order. A comment
+    continues in the next comment lines, up to the next departure."""
     result = []
     follows = False
     for line in text.split("\n"):
