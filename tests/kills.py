@@ -1,4 +1,4 @@
-"""Starts runs as processes of their own, and compares the folders of two runs."""
+"""Starts runs as separate processes, and compares the folders of two runs."""
 import contextlib
 import importlib
 import json
@@ -28,7 +28,7 @@ NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.json$|\.previous$")
 
 
 def start(command, out, *launch):
-    """The process of a command, leader of a group of its own. launch: torchrun's flags."""
+    """The process of a command, leader of its own group. launch: torchrun's flags."""
     program, *words = shlex.split(command)
     torchrun = ["-m", "torch.distributed.run", *launch] if launch else []
     with open(f"{out}.txt", "a") as log:
@@ -39,7 +39,7 @@ def start(command, out, *launch):
 
 
 def finish(command, out, *launch):
-    """Run a command to its end, which must be a good one."""
+    """Run a command, which must succeed."""
     assert start(command, out, *launch).wait(900) == 0, Path(f"{out}.txt").read_text()[-2000:]
 
 
@@ -50,8 +50,8 @@ def free_port():
 
 def together(log, function, *arguments, size=2):
     """Call a function in processes that can form a group. They are forked from a server that has
-    imported what takes seconds: the paper files, and what torch imports with the first optimizer.
-    It has computed nothing."""
+    imported the slow modules: the paper files, and torch's imports for the first optimizer. It has
+    computed nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["albert", "autobert_zero", "autotinybert", "mformer", "torch._dynamo"])
@@ -88,13 +88,13 @@ def run_command(command, out):
 
 
 def finish_two(command, out):
-    """Run a command in two processes to its end, which must be a good one."""
+    """Run a command in two processes, which must succeed."""
     together(Path(f"{out}.txt"), run_command, command, out)
 
 
 def begin(whole, out):
-    """A folder for the same run again. AutoTinyBERT's search begins with what the first measured,
-    which is no function of a seed."""
+    """A folder for the same run again. AutoTinyBERT's search starts with the measurements of the
+    first, which no seed determines."""
     out.mkdir()
     if (whole / "latency.json").exists():
         for part in ("config.json", "latency.json"):
@@ -124,7 +124,7 @@ def files_of(folder):
 
 
 def differences(whole, other):
-    """Names of the files that are not in both folders, or not the same there."""
+    """Names of files that differ, or are in one folder only."""
     one = files_of(whole)
     two = files_of(other)
     changed = {name for name in one & two if content(whole / name) != content(other / name)}
@@ -132,6 +132,6 @@ def differences(whole, other):
 
 
 def children_of(process):
-    """The processes that torchrun has started."""
+    """The processes of torchrun."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     return [*map(int, children.split())]
