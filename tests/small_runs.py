@@ -1,5 +1,5 @@
-"""Small data and finished runs of all four files, which many tests read: the fixture `ready` makes
-them once."""
+"""Small data and finished runs of all four files for many tests. The fixture `ready` makes them
+once."""
 import importlib
 import json
 import re
@@ -59,7 +59,7 @@ SEARCHES = {
         "--patch 8 --batch 8 --accumulate 2 --held_out 16 --steps 6 --samples 20 "
         "--generations 2 --population 10 --finalists 2",
 }
-REVIEWS = {  # a task of one's own; a search does not read its test file
+REVIEWS = {  # a user's own task. A search does not read its test file
     "train": 'ID,text,Label\n1,"Good, ""really"" good.",pleased\n2,It broke.,angry\n'
              '3,"Two\nli\u2028nes",meh\n',
     "dev": "text,label,id\nIt broke.,angry,1\nGood.,pleased,2\n",
@@ -75,7 +75,7 @@ for name, words in SEARCHES.items():
 
 
 def write(path, content):
-    """Write a file: bytes, text, or what becomes JSON; returns the path."""
+    """Write a file: bytes, text, or JSON. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     text = content if isinstance(content, (bytes, str)) else json.dumps(content)
@@ -121,7 +121,7 @@ def pretend(patch):
 
 
 def next_command(printed):
-    """The command that a run has printed for what comes next, as call() takes it."""
+    """The next command that a run has printed, for call()."""
     program, words = re.search(r"^next: python (\w+)\.py (.+)$", printed, re.MULTILINE).groups()
     return f"{program} {words}"
 
@@ -170,6 +170,6 @@ def make_ready(demo, root):
         for name, command in {**TRAINED, "tuned": TUNED}.items():
             assert not call(filled(f"{command} --out {{{name}}}", **folders), patch), name
         assert not call(filled("albert --export {hf} --init {albert}", **folders), patch)
-    for path in root.rglob("checkpoint.pt.previous"):  # a damaged checkpoint has none before it
+    for path in root.rglob("checkpoint.pt.previous"):  # a damaged checkpoint has no previous one
         path.unlink()
     return folders
