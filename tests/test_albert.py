@@ -121,7 +121,7 @@ def test_the_last_layer_only_at_masked_positions_and_recomputation(changes):
 
 
 def test_dropout_of_the_ffn_output_is_applied_until_it_is_removed():
-    """Hugging Face builds it and never calls it."""
+    """Hugging Face builds it but never calls it."""
     block = albert.FeedForward(tiny(dropout=0.5)).train()
     x = torch.randn(1, 4, 16)
     assert not torch.equal(block(x), block(x))
@@ -183,7 +183,7 @@ HEADS = {  # name: (our model, its outputs, the end of their class's name, their
 
 
 def outputs_of(kind, model, inputs, lengths):
-    """Our loss, unless of pre-training, and logits. inputs: as transformers names them."""
+    """Our loss (not of pre-training) and logits. inputs: with transformers' names."""
     names = {"input_ids": "ids", "start_positions": "start", "end_positions": "end"}
     batch = {
         names.get(name, name): value
@@ -208,7 +208,7 @@ def read_back(folder):
 
 
 def resolved(cfg, *given):
-    """(Config, Pretrained) of an export with these flags given."""
+    """(Config, Pretrained) of an export with these flags."""
     command = Command("albert", "export", given=frozenset(given))
     source = albert.load_pretrained(cfg, command)
     return albert.resolve(cfg, command, ALONE, source), source
@@ -221,7 +221,7 @@ def resolved(cfg, *given):
 ])
 @torch.no_grad()
 def test_parity_with_transformers(kind, changes, tokenizer):
-    """Of a folder that they write and we read, and of one that we write and they read."""
+    """For a folder that they write and we read, and one that we write and they read."""
     transformers = pytest.importorskip("transformers")
     our_class, outputs, name, labels = HEADS[kind]
     settings = dict(
@@ -275,7 +275,7 @@ def test_transformers_reads_the_exported_vocabulary(lower):
     different = sum(
         one != other
         for one, other in zip(ours.encode_batch(lines), ids))
-    assert different < len(lines) / 100  # rows of signs and quotes of two characters
+    assert different < len(lines) / 100  # lines with signs and quotes of two characters
     pair = theirs("the stone", "was small")["input_ids"]
     assert theirs.decode(pair) == "[CLS] the stone[SEP] was small[SEP]"
 
@@ -295,7 +295,7 @@ def test_a_head_of_another_task_is_ignored(task, kept, tokenizer):
 @pytest.mark.parametrize("adapt", [True, False])
 @pytest.mark.parametrize("shape, scale", [((3, 4), 1), ((3, 4), 0), ((5,), 1)])
 def test_lamb_is_that_of_the_official_code(shape, scale, adapt):
-    """lamb_optimizer.py in numpy: a matrix, one of zeros, and a bias, which is excluded."""
+    """lamb_optimizer.py in numpy, for a matrix, a zero matrix, and a bias, which is excluded."""
     torch.manual_seed(0)
     parameter = torch.nn.Parameter(scale * torch.randn(shape, dtype=torch.float64))
     optimizer = albert.Lamb(
@@ -339,7 +339,7 @@ def test_ngram_lengths_follow_the_papers_distribution():
 
 
 def test_the_example_of_pick_ngrams(monkeypatch):
-    """Shortened to the budget, refused where a word is chosen, in one segment."""
+    """Shortened to the budget, refused if a word is chosen, within one segment."""
     # 6 continues a word, unless it is the first of a segment
     ids = torch.tensor([numbers("2 7 7 7 7 6 6 3 6 7 3")])
     chance = torch.tensor([numbers("0 4 2 1 6 0 0 0 3 5 0")]) / 10  # words 3, 2, 6, 1, ...
@@ -355,7 +355,7 @@ def test_the_example_of_pick_ngrams(monkeypatch):
 
 
 def fake_segments():
-    """data.corpus.Segments, of which the first 400 of 600 are pairs."""
+    """data.corpus.Segments. The first 400 of 600 are pairs."""
     three = torch.full((600,), 3)
     return SimpleNamespace(
         segment_a=torch.tensor([numbers("10 11 12 0 0 0")] * 600),
@@ -376,7 +376,7 @@ INPUTS = {  # ids, token_type_ids, length
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
 def test_inputs_of_sentence_pairs_and_their_labels(objective):
-    """Label 0: in order; 1: swapped, or B from another document; -100: one segment (D1)."""
+    """Label 0: in order. 1: swapped, or B from another document. -100: one segment (D1)."""
     *inputs, labels = albert.sentence_pairs(
         fake_segments(),
         FakeTokenizer,
@@ -423,7 +423,7 @@ def test_depth_warm_start_loads_everything(ready):
 # --- fine-tuning ---------------------------------------------------------------------------------
 
 def test_an_ensemble_of_a_model_and_itself_has_its_scores(ready, works):
-    """Sec. 4.9. One that has predicted no test split leaves only the scores of dev."""
+    """Sec. 4.9. A member without a predicted test split leaves only the scores of dev."""
     shutil.copytree(ready["tuned"], "again")
     predictions = torch.load("again/CoLA/predictions.pt")
     del predictions["test"]
@@ -466,11 +466,11 @@ def test_the_recipe_is_the_models_unless_a_flag_names_one(given, lr, steps, read
 
 
 def test_the_recipe_of_v2_models(tokenizer):
-    """Known by their config.json: no dropout, and half the learning rate for RACE."""
+    """Recognised by config.json: no dropout, and half the learning rate for RACE."""
     state = albert.LanguageModel(TINY).state_dict()
     hf_models.write_albert(Path(), state, "", TINY, 1, tokenizer)
     config = read_json("config.json")
-    del config["recipe"]  # which our folders alone have
+    del config["recipe"]  # only in our folders
     write_json("config.json", config)
     recipes = albert.recipes(read_back(".")[0])
     assert (recipes["RACE"].lr, recipes["RACE"].dropout) == (1e-5, 0)
@@ -493,7 +493,7 @@ def test_the_first_token_baseline_learns_which_token_begins_which_segment():
 
 
 def test_a_folder_without_model_type_and_in_parts_is_read(ready):
-    """As many published folders, and sharded ones, in both formats."""
+    """Like many published folders and sharded ones, in both formats."""
     whole = resolved(albert.Config(init=str(ready["hf"])))[1].weights
     config = read_json(ready["hf"] / "config.json")
     del config["model_type"]
