@@ -14,8 +14,8 @@ FILES = ["albert", "autobert_zero", "autotinybert", "mformer"]
 
 @pytest.fixture
 def run_alone(tmp_path, monkeypatch, capsys):
-    """run_alone(name): the lines that tests/alone/NAME_example.py prints next to NAME.py and
-    nothing else. It runs in this process, as if nothing of the repository had been imported."""
+    """run_alone(name): the lines printed by tests/alone/NAME_example.py next to NAME.py alone. It
+    runs in this process, as if nothing of the repository had been imported."""
     def run(name):
         example = f"{name}_example.py"
         shutil.copy(ROOT / f"{name}.py", tmp_path)
@@ -48,8 +48,8 @@ def test_a_command_of_a_file_alone_names_what_it_lacks(name, tmp_path, monkeypat
 
 
 def test_autotinybert(run_alone):
-    """The smallest and the largest sub-model have learnt (guessing is 3.4), and a generation keeps
-    the limit."""
+    """The smallest and the largest sub-model have learnt (guessing is 3.4), and a generation is
+    within the limit."""
     smallest, largest, *generation = run_alone("autotinybert")
     assert float(smallest.split()[-1]) < 2.5
     assert float(largest.split()[-1]) < 2.5
@@ -70,7 +70,7 @@ def test_autobert_zero(run_alone):
 
 
 def test_albert(run_alone):
-    """Sentence order is learnt from text that tells it, and shared blocks count once."""
+    """Sentence order is learnt from text that reveals it, and shared blocks count once."""
     *steps, shared, apart = run_alone("albert")
     assert float(steps[0].split()[-1]) < 0.8
     assert float(steps[-1].split()[-1]) > 0.9
