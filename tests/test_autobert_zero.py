@@ -63,7 +63,7 @@ def test_sampled_attentions_are_legal_and_varied():
 
 
 def test_a_search_proposes_attentions_in_which_tokens_see_each_other():
-    """A change of the last token reaches others, or none of them."""
+    """Changing the last token affects others, or none."""
     texts = ["Q + K", "softmax(neg(Q)) + scale(K)", "softsign(Q.T).T + V"]
     apart = [abz.parse_formula(text) for text in texts]
     for attention in [*random_attentions(), *apart]:
@@ -116,7 +116,7 @@ def test_a_simplified_attention_computes_the_same():
 def test_published_architecture():
     arch = abz.read_arch("autobert-zero", 12)
     assert arch[0::2] == (65, 9, 3, 7, 7, 3)  # Figure 7
-    large = abz.read_arch("autobert-zero", 24)  # App. D.2: each pair right after itself
+    large = abz.read_arch("autobert-zero", 24)  # App. D.2: each pair repeats
     assert large[:4] == arch[:2] * 2
     small = abz.read_arch("autobert-zero", 4)
     assert small == arch[:2] + arch[-2:]
@@ -248,7 +248,7 @@ PROJECTIONS = "encoder.layers.1.attention.inputs.weight"
 
 
 def test_the_super_net_gives_the_right_slices():
-    """Figure 3: the centre of the kernels; Q and P of Q, K, V, P."""
+    """Figure 3: the centre of the kernels, and Q and P of Q, K, V, P."""
     supernet = abz.SuperNet(TINY)
     model = abz.LanguageModel((9, MIXER), TINY, shared=True)
     supernet.fetch(model)
@@ -261,7 +261,7 @@ def test_the_super_net_gives_the_right_slices():
 
 
 def test_the_best_candidate_writes_a_weight():
-    """And no other."""
+    """No other candidate writes it."""
     supernet = abz.SuperNet(TINY)
     weights = supernet.weights
     before = {name: value.clone() for name, value in weights.items()}
@@ -287,7 +287,7 @@ def test_the_best_candidate_writes_a_weight():
 
 
 def test_a_search_from_a_tuned_model_begins_the_same_in_every_process():
-    """Whatever has been drawn there. The model has no language-model heads: they are random."""
+    """Independent of earlier draws. The model has no language-model heads, so they are random."""
     arch = (9, MIXER)
     tuned = abz.TaskModel(arch, TINY, 2, False).state_dict()
     source = abz.Pretrained("run", {"length": 32}, tuned, abz.arch_text(arch), 32)
@@ -306,7 +306,7 @@ def line(number, text, score, diverged=False):
 
 
 def test_ucb_is_equation_3():
-    """Each mean with one sample more, the mean of all (D8)."""
+    """Each mean includes one pseudo-sample at the overall mean (D8)."""
     scores = abz.ucb([3.0, 0.5, 0.0], [4, 1, 0], alpha=0.1)
     bonus = 0.1 * math.sqrt(2 * math.log(5))
     expected = [3.7 / 5 + bonus / 2, 1.2 / 2 + bonus, 0.7 + bonus]
@@ -323,7 +323,7 @@ def test_priorities_follow_scores_by_position():
     first = dict(zip(abz.OPS, priority.probabilities(abz.OPS, 0)))
     assert first["softmax"] > first["add"] > first["neg"]
     assert first["softsign"] == pytest.approx(first["neg"])
-    # D9: in deviations, conv3 has 1 and -1, conv65 -1; each has one sample more, the mean
+    # D9: in deviations, conv3 has 1 and -1, conv65 -1. Each also has the mean as a sample
     weights = [math.exp(4 * score) for score in (-1 / 9, *[-1 / 3] * 5, -2 / 3)]
     expected = [0.9 * weight / sum(weights) + 0.1 / 7 for weight in weights]
     assert priority.probabilities(abz.KERNELS, 1) == pytest.approx(expected)
@@ -353,7 +353,7 @@ def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
 
 
 def test_edits_reach_bert_from_a_cosine_and_back():
-    """One edit each way: another product, with a transpose."""
+    """One edit each way: another product, plus a transpose."""
     scores = ("cos(Q, K)", "Q @ K.T")
     cosine, bert = [abz.parse_formula(f"softmax(scale({each})) @ V") for each in scores]
     for parent, child in ((cosine, bert), (bert, cosine)):
@@ -415,7 +415,7 @@ def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(m
 
 
 def test_a_round_writes_its_best_candidate_back_last(monkeypatch):
-    """And no diverged one."""
+    """Diverged candidates are not written."""
     written = []
     supernet = SimpleNamespace(
         state_dict=dict, write_back=lambda pairs: written.append([key for _, key in pairs]))
@@ -433,7 +433,7 @@ def test_a_round_writes_its_best_candidate_back_last(monkeypatch):
 
 
 def test_next_sentence_pairs():
-    """Half of the second segments are from elsewhere; where nothing follows there is no label."""
+    """Half of the second segments are from elsewhere. Without a continuation there is no label."""
     segments = SimpleNamespace(
         segment_b=torch.full((400, 5), 20),
         length_b=torch.tensor([2] * 300 + [0] * 100),
