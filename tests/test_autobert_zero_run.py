@@ -1,4 +1,4 @@
-"""autobert_zero.py as a program: what its actions write and how they end."""
+"""autobert_zero.py as a program: the outputs of its actions."""
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
