@@ -165,13 +165,13 @@ def test_the_last_layer_only_at_masked_positions():
 @pytest.mark.parametrize("heads, width, rows", [
     (2, 6, [*range(12)]),  # Figure 3 (b)
     (4, 3, [0, 1, 2, 6, 7, 8, 12, 13, 14, 18, 19, 20]),  # (c)
-    (2, 12, [*range(24)]),  # no SME: two heads share all rows
+    (2, 12, [*range(24)]),  # no SME: two heads use all rows
 ])
 def test_figure_3(heads, width, rows):
-    """The first heads whole, or the leading part of every head; rows of query, key and value and
-    columns of the output alike."""
+    """The first heads, or the leading part of every head. The rows of query, key and value match
+    the columns of the output."""
     numbers = torch.arange(24.0).reshape(4, 6)
-    for first in (3, 24):  # query, key and value; outputs
+    for first in (3, 24):  # query, key and value, then outputs
         weight = numbers.expand(first, 4, 6)
         assert atb.leading(weight, (first, heads, width))[1].flatten().tolist() == rows
 
@@ -202,7 +202,7 @@ def test_each_step_and_micro_batch_has_sub_models_of_its_own():
 
 def test_a_step_is_algorithm_1(monkeypatch):
     """The gradient is the average over M sub-models of the mean over the labels of N micro-batches,
-    clipped; weights that none of them used have zeros, not None, so that they decay (D6)."""
+    clipped. Unused weights have zeros, not None, so that they decay (D6)."""
     archs = list(map(atb.parse_arch, ("2-12-16-2-12", "1-8-8-1-6", "2-16-40-4-24")))
     monkeypatch.setattr(atb, "draw_archs", lambda cfg, step, micro: archs)
     batch = tiny_batch()
@@ -329,7 +329,7 @@ def measured(load, monkeypatch, **settings):
 
 
 def test_a_process_that_comes_and_goes_changes_no_latency(monkeypatch):
-    """It slows down each of three phases of the measurement by another factor."""
+    """It slows each of three phases of the measurement by another factor."""
     loads = iter([1.0] * 60 + [1.8] * 80 + [1.2] * 1000)
     with pytest.warns(UserWarning, match="the machine is busy"):
         cfg, _, latency = measured(lambda: next(loads), monkeypatch, latency_archs=40)
@@ -382,7 +382,7 @@ def run_here(flags):
 
 
 def exported(folder, model, words):
-    """The folder that --export writes of what a training or a fine-tuning has kept."""
+    """The --export folder of a training or fine-tuning."""
     tuned = isinstance(model, atb.TaskModel)
     task = "SQuAD1.1" if tuned and model.spans else "SST-2"
     arch = str(model.encoder.arch)
@@ -406,7 +406,7 @@ def test_models_come_back_bit_for_bit_from_both_layouts(words):
         again = opened(folder, words)
         torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
     config = read_json("exported/config.json")
-    assert config["hidden_dropout_prob"] == 0.3  # of the training, not of the command's preset
+    assert config["hidden_dropout_prob"] == 0.3  # the training's, not the preset's
 
 
 def test_a_search_that_was_stopped_has_no_model_yet(words):
@@ -422,7 +422,7 @@ def test_a_search_that_was_stopped_has_no_model_yet(words):
 
 
 def inputs_of_both():
-    """tiny_batch, which of its tokens are real, and the same as the arguments of transformers."""
+    """tiny_batch, the mask of its real tokens, and the same inputs for transformers."""
     batch = tiny_batch()
     real = torch.arange(9) < batch["lengths"][:, None]
     theirs = {
@@ -441,8 +441,8 @@ def inputs_of_both():
     ("electra", 16, 56),
 ])
 def test_hugging_face_models_are_read(kind, width, tokens, words):
-    """The states of transformers' own BERT and ELECTRA, and a BERT's logits. An ELECTRA of narrower
-    embeddings is a teacher alone. Tokens that the vocabulary of 50 lacks are not predicted."""
+    """The states of transformers' BERT and ELECTRA, and a BERT's logits. An ELECTRA with narrower
+    embeddings is only a teacher. Tokens that the vocabulary of 50 lacks are not predicted."""
     transformers = pytest.importorskip("transformers")
     sizes = {
         "vocab_size": tokens,
@@ -474,7 +474,7 @@ def test_hugging_face_models_are_read(kind, width, tokens, words):
     "kind", ["", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"])
 @pytest.mark.parametrize("text", ["2-24-40-4-24", "2-20-16-3-18"])  # the second needs own code
 def test_exports_open_with_auto_model(kind, text, words, monkeypatch):
-    """All four heads give the states and logits that they give here."""
+    """All four heads give the same states and logits as here."""
     transformers = pytest.importorskip("transformers")
     modules = str(Path("modules").absolute())
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
@@ -499,7 +499,7 @@ def test_exports_open_with_auto_model(kind, text, words, monkeypatch):
 
 @pytest.fixture
 def flags(ready, monkeypatch):
-    """Those of `whole`. Latencies are pretended."""
+    """The flags of `whole`, with simulated latencies."""
     monkeypatch.setattr(atb, "time_model", pretended_latency)
     return filled(RUNS["autotinybert search"], **ready).removeprefix("autotinybert --search ")
 
@@ -528,7 +528,7 @@ def test_phases_alone_are_the_whole_search(phases, flags, whole, monkeypatch, ca
 
 
 def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monkeypatch, capsys):
-    """And from its latencies, where they were measured on the same machine."""
+    """It also uses the latencies, if measured on the same machine."""
     limit = 0.5 * read_json(whole / "best.json")["reference_milliseconds"] / 1.5
     flags = flags.replace("--speedup 2", "")
     more = f"--init {whole} --latency_limit {limit} --strategy fast"
@@ -571,7 +571,7 @@ def test_the_front_is_what_no_faster_shape_surpasses():
 
 
 def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags):
-    """In a space of which only a few of the smallest architectures meet it."""
+    """In a space where only a few of the smallest architectures meet it."""
     flags = flags.replace("--speedup 2", "--largest 8-256-512-12-384")
     for strategy in ("evolution", "random", "fast"):
         out = Path(strategy)
@@ -584,7 +584,7 @@ def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags):
             run_here(f"{action} {more} --init {out} --out other")
     works = float(re.search(r"--latency_limit ([\d.]+) instead", str(error.value))[1])
     latencies = (out / "latency.json").read_text()
-    for limit in (works, 2 * works, works):  # nothing but latencies is lost with another limit
+    for limit in (works, 2 * works, works):  # another limit loses only latencies
         run_here(f"--latency {more} --latency_limit {limit} --out {out}")
         record = read_json(out / "config.json")
         assert record["asked"]["latency_limit"] == record["settings"]["latency_limit"] == limit
@@ -613,7 +613,7 @@ def test_zero_steps_are_the_papers_passes_over_the_corpus():
 
 
 def test_a_fine_tuning_scores_tasks_and_masked_words(ready, flags, whole):
-    """Of a part of the SuperPLM of a finished search."""
+    """For a part of a finished search's SuperPLM."""
     run_here(f"--finetune SST-2,MLM-saved {flags} --glue {ready['glue']} --init {whole} "
              "--arch 1-8-8-1-6 --out run")
     result = read_json("run/done.json")
