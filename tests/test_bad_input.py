@@ -1,12 +1,12 @@
-"""Bad input: one table, about one line for each reader, some of which the four files share.
+"""Bad input: one table, with about one line per reader. The four files have some readers in common.
 
-A line is (command, words, changes): the command must end with exit status 2 and one line on stderr
-that holds the words (joined by " & "), never in a traceback or a silent result, and change no file.
-It may leave a new run folder in which nothing was computed.
-In a command {here} is the line's own folder, {albert}, {autobert_zero}, {autotinybert}, {mformer}
-are finished runs, {tuned} a fine-tuning, {hf} a Hugging Face folder, {corpus} a prepared corpus,
-{glue}, {squad}, {race}, {pairs}, {cifar10} small data. A change is called with the line's folder
-and the ready ones. All run in this process, below common.cli.run.
+A line is (command, words, changes). The command must end with exit status 2 and one line on stderr
+that contains the words (joined by " & "), never with a traceback or a silent result, and change no
+file. It may leave a new run folder without results. In a command {here} is the line's own folder.
+{albert}, {autobert_zero}, {autotinybert}, {mformer} are finished runs, {tuned} a fine-tuning, {hf}
+a Hugging Face folder, {corpus} a prepared corpus, and {glue}, {squad}, {race}, {pairs}, {cifar10}
+small data. A change is called with the line's folder and the ready ones. All run in this process,
+below common.cli.run.
 """
 import fcntl
 import os
@@ -25,12 +25,12 @@ from common.run import PREPARED
 # --- what is done to an input --------------------------------------------------------------------
 
 def put(name, content):
-    """Write a file: bytes, text, or what becomes JSON."""
+    """Write a file: bytes, text, or JSON."""
     return lambda here, ready: write(here / name, content)
 
 
 def copy(source, *changes, to="."):
-    """Copy what is ready (files of its own), then change it."""
+    """Copy ready files, then change them."""
     def change(here, ready):
         shutil.copytree(ready[source], here / to, dirs_exist_ok=True)
         for more in changes:
@@ -96,7 +96,7 @@ ALBERT = copy("albert", to="out")
 
 STOPPED = {"action": "search", "argv": ["autobert_zero.py", "--search", "--seed", "7"]}
 
-# What a line or an entry may hold is tested beside its reader: test_glue.py, test_squad.py.
+# The content of lines and entries is tested with their readers: test_glue.py, test_squad.py.
 TABLE = [
     # data
     (tuning("CoLA"), "CoLA/train.tsv: no such file & --glue"),
@@ -155,12 +155,12 @@ TABLE = [
     ("data/prepare demo --to {here}", "not empty", put("mine.txt", "")),
     ("data/prepare corpus --corpus {here}/a.txt --to {here} --vocab_size 40", "other files",
      LONG_TEXT, copy("corpus")),
-    # what would have to delete or overwrite what it reads, or what others wrote
+    # would delete or overwrite what it reads, or what others wrote
     ("albert --pretrain --corpus {corpus} --init {here}/out --length 60 --restart", "lies in",
      ALBERT),
     (TRAINED["albert"], "no run folder", put("out/log.jsonl", "theirs")),
     (TUNED.replace("{glue}", "typo") + " --restart", "typo", copy("tuned", to="out")),  # mistyped
-    # flags; more of them in test_cli.py
+    # flags (more in test_cli.py)
     ("albert --pretrain --corpus {corpus} --device cuda:99", "device cuda:99"),
     ("albert --pretrain --corpus {corpus} --hidden 30 --heads 4", "hidden 30"),
     ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "--vocab_size & leave it out"),
@@ -208,13 +208,13 @@ def fails(ready, tmp_path, monkeypatch, capfd):
 
 
 def content(folder):
-    """{path: bytes, or False of a folder}; a run's lock may come."""
+    """{path: bytes, or False for a folder}. A run's lock may appear."""
     paths = [path for path in folder.rglob("*") if path.name != "run.lock"]
     return {path: path.is_file() and path.read_bytes() for path in paths}
 
 
 def left(out, before):
-    """What a run leaves in a new folder before its first step: {} unless the folder is new."""
+    """The files of a run in a new folder before its first step, {} unless the folder is new."""
     new = {} if out in before else content(out)
     assert {path.relative_to(out).parts[0] for path in new if path.is_file()} <= PREPARED
     return {out: False, **new} if new else {}
@@ -239,7 +239,7 @@ def test_bad_input_ends_in_one_line_and_changes_no_file(case, fails, ready):
     ("autotinybert", "--further_steps 400 --save_every 1000 --eval_every 1000"),
 ])
 def test_a_training_that_diverges_ends_in_one_line_before_it_saves(program, more, fails):
-    """Steps that save are checked, and where none does for long, those that log."""
+    """Checked at steps that save, or that log if no save follows for long."""
     line = fails(f"{TRAINED[program]} {more} --lr 1e30")
     assert re.search(r"(not finite|diverged).*(step|update) ([1-6]|20)\b", line)
     for path in fails.here.rglob("checkpoint.pt"):
@@ -253,7 +253,7 @@ def test_a_training_that_diverges_ends_in_one_line_before_it_saves(program, more
 ])
 def test_the_corrected_command_takes_over_the_folder_of_a_mistake(
         command, wrong, fails, works, ready):
-    """A corpus, which can take hours, is kept."""
+    """It keeps a corpus, which can take hours."""
     command = command.replace("{text}", str(ready["corpus"].parent / "text.txt"))
     fails(f"{command} {wrong}")
     corpus = {path: path.stat().st_mtime_ns for path in fails.here.glob("out/corpus/*s.bin")}
