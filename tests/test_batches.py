@@ -1,4 +1,4 @@
-"""Batches of the files that predict masked tokens: what is masked, and how a step is divided."""
+"""Masking and micro-batches of the files that predict masked tokens."""
 import pytest
 import torch
 from small_runs import ALONE, FakeTokenizer
@@ -13,7 +13,7 @@ from data.inputs import Data
 
 
 @pytest.mark.parametrize("file, total, longest", [
-    (albert, range(15_680, 16_001), 10),  # D3: 15% of all tokens; n-grams may leave some out
+    (albert, range(15_680, 16_001), 10),  # D3: 15% of all tokens. n-grams may leave some out
     (autobert_zero, [15_000], 64),  # D17: 15% of the text of a batch
     (autotinybert, [15_000], 9),  # 15% of the text of each sequence, 38 or 62 tokens
 ])
