@@ -62,7 +62,7 @@ MIXTURE = (
     slow("mformer length", ""),
 ])
 def test_studies_run_at_their_smallest(names, flags):
-    """All pairs of arms that the claims compare are measured. Studies in one row share runs."""
+    """Measures all pairs of arms of the claims. Studies of one row use the same runs."""
     paper, *names = names.split()
     module = vars(importlib.import_module(f"tests.claims.{paper}"))
     for name in names:
