@@ -1,4 +1,4 @@
-"""Corpora: how text is read, whole or no token files, and the examples cut from them."""
+"""Corpora: reading text, whole or no token files, and the examples cut from them."""
 import multiprocessing
 import re
 import signal
@@ -65,7 +65,7 @@ def test_split_sentences(text, sentences):
     ("One. " * 30_000, [["One."] * 25_000, ["One."] * 5_000]),
 ])
 def test_documents_end_at_blank_lines_and_sentences_at_signs(text, documents):
-    """Wrapped text; a sentence per line, of which one goes on; lines without signs; a long one."""
+    """Wrapped text, a sentence per line with one continued, lines without signs, and a long one."""
     assert read_documents(text) == documents
 
 
@@ -123,7 +123,7 @@ def test_chunks_cover_a_file_and_cut_no_word(monkeypatch):
 # --- preparing -----------------------------------------------------------------------------------
 
 def test_files_say_what_the_text_says(tokenizer):
-    """Without a byte-order mark, bytes that are not UTF-8 and sentences without tokens."""
+    """Without a byte-order mark, non-UTF-8 bytes and sentences without tokens."""
     write("b/z.txt", "w1 w2\nw3\n\nw4 w5 w6\n")
     write("a.text", b"\xef\xbb\xbfw7\n\xcc\x81\nw8\x94 w9\n")
     corpus = prepare_corpus(["b", "a.text"], tokenizer, "out")
@@ -162,7 +162,7 @@ def test_a_folder_is_made_once():
 # --- examples ------------------------------------------------------------------------------------
 
 def numbered(lengths, per_document):
-    """A corpus of sentences of these lengths; token i is i."""
+    """A corpus of sentences of these lengths. Token i is i."""
     tokens = np.arange(sum(lengths), dtype=np.uint32)
     write_corpus(tokens.size, lengths, per_document, "uint32")
     tokens.tofile("tokens.bin")
@@ -170,7 +170,7 @@ def numbered(lengths, per_document):
 
 
 def write_corpus(tokens, lengths, per_document, dtype):
-    """All but the tokens."""
+    """Everything except the tokens."""
     meta = {
         "format": 1,
         "dtype": dtype,
@@ -186,7 +186,7 @@ def write_corpus(tokens, lengths, per_document, dtype):
 
 
 def parts(segments):
-    """(tokens, lengths) of A, B and what another document has in place of B."""
+    """(tokens, lengths) of A, B and the replacement of B from another document."""
     values = list(vars(segments).values())
     return [*zip(values[::2], values[1::2])]
 
@@ -197,7 +197,7 @@ def parts(segments):
     (RUNS, [3000], 32),
 ])
 def test_examples_are_consecutive_text_of_one_document_cut_at_sentences(make, documents, length):
-    """And "other" is text of another document."""
+    """"other" is text of another document."""
     rng = np.random.default_rng(0)
     lengths = rng.choice([3, 5, 8, 13, 40], sum(documents))
     corpus = numbered(lengths, documents)
@@ -250,7 +250,7 @@ def test_an_example_never_runs_out_of_random_numbers(monkeypatch):
 
 
 def test_resume_and_ranks():
-    """Any way to cut the range of positions gives the same examples, across an epoch's end."""
+    """Any division of the range of positions gives the same examples, across an epoch's end."""
     small = numbered([7] * 820, range(1, 41))
     first = small.slots(30) - 20
     whole = small.segments(first, 64, 30, seed=5)
@@ -278,7 +278,7 @@ def test_the_lengths_of_whole_sentences_do_not_tell_their_order():
 
 
 def test_held_out_documents():
-    """--held_out: a fraction, evenly spread, or a number of documents."""
+    """--held_out: an evenly spread fraction, or a number of documents."""
     small = numbered([7] * 40, [1] * 40)
     train, dev = small.split(0.1)
     assert sorted([*train.ids, *dev.ids]) == [*range(40)]
@@ -302,7 +302,7 @@ def test_positions_beyond_32_bits():
 
 @pytest.mark.parametrize("empty_b", [False, True])
 def test_join_is_that_of_glue(empty_b):
-    """empty_b: an example without B keeps its second [SEP]."""
+    """empty_b: without B an example keeps its second [SEP]."""
     tokenizer = SimpleNamespace(cls_id=2, sep_id=3, pad_id=0)
     a = torch.tensor([
         [5, 6, 99],
@@ -319,7 +319,7 @@ def test_join_is_that_of_glue(empty_b):
 
 
 def test_workers_are_killed_when_the_program_is_told_to_stop(tokenizer, monkeypatch):
-    """As by SIGTERM, while the caller waits."""
+    """As with SIGTERM, while the caller waits."""
     def too_long(*_, **more):
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
         time.sleep(8)
