@@ -1,5 +1,4 @@
-"""Demo data: the same whenever it is made, in the official layouts, with labels that no shortcut
-tells."""
+"""Demo data: reproducible, in the official layouts, with labels that no shortcut reveals."""
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from data.inputs import is_demo
 
 @pytest.mark.slow
 def test_every_build_is_equal(demo):
-    """Also in a process that hashes strings differently, and in any folder."""
+    """Also with another string hash, and in any folder."""
     script = ROOT / "data" / "prepare.py"
     folder = Path("demo")
     command = [sys.executable, script, "demo", "--to", folder]
@@ -146,7 +145,7 @@ def test_parallel_text_is_aligned_word_by_word(demo, part, least):
 
 @pytest.fixture
 def small_build(monkeypatch):
-    """Demo data of one short file a set."""
+    """Demo data with one short file per set."""
     monkeypatch.setattr(making, "read_documents", list)
     names = "corpus glue squad race cifar10 translation"
     for name in names.split():
