@@ -1,4 +1,4 @@
-"""Run folders, checkpoints, jobs, batches made ahead, SIGTERM."""
+"""Run folders, checkpoints, jobs, prefetched batches, SIGTERM."""
 import dataclasses
 import datetime
 import functools
@@ -46,7 +46,7 @@ def test_a_run_folder_is_resumed_and_refused_to_others():
     partial = write("finalists/0.training.pt.partial-7", "torn")
     run.log("train", 1, loss=2.0)
     with open("log.jsonl", "a") as log:
-        log.write('{"phase": "train", "st')  # torn by a crash
+        log.write('{"phase": "train", "st')  # cut short by a crash
     open_run(".", widths=(1, 2), device="cuda")
     lines = read_jsonl("log.jsonl")
     assert [line.get("event") for line in lines] == [None, "resumed"]
@@ -58,7 +58,7 @@ def test_a_run_folder_is_resumed_and_refused_to_others():
 
 
 def test_a_folder_in_which_nothing_was_computed_is_taken_over():
-    """A corpus says itself of which text it is. What else was made of other data is deleted."""
+    """A corpus records its text. Other files made from other data are deleted."""
     begin = functools.partial(open_run, "run")
     made = [write(f"run/{name}", "") for name in ("corpus/tokens.bin", "spiece.model")]
     with pytest.raises(UserError, match="no run folder"):
@@ -75,7 +75,8 @@ def test_a_folder_in_which_nothing_was_computed_is_taken_over():
 
 
 def test_data_that_change_are_refused_in_every_phase():
-    """A phase can read more than the one before; what one has read must be the same in the next."""
+    """A phase can read more than the one before. The files that one has read must be unchanged in
+    the next."""
     data = Path("data")
     glue = write("glue.tsv", "1")
     write("data/a/1.txt", "1")
@@ -210,7 +211,7 @@ def test_a_system_without_locks_runs_without_them(monkeypatch, capfd):
 
 @pytest.fixture
 def tell_to_stop(monkeypatch):
-    """Tell this process to stop, with half a second to do it."""
+    """Stop this process, with a grace period of half a second."""
     monkeypatch.setattr("common.distributed._stop_requested", False)
     monkeypatch.setattr("common.distributed.GRACE", 0.5)
     before = signal.getsignal(signal.SIGTERM)
