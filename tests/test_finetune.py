@@ -36,7 +36,7 @@ def tasks(demo, ready):
 
 @pytest.mark.parametrize("name", ["MNLI", "CoLA", "STS-B"])
 def test_true_answers_score_one(tasks, name):
-    """A perfect model's outputs are collected in the file's order and score 1 by every metric."""
+    """A perfect model's outputs, in the file's order, score 1 by every metric."""
     task = tasks[name]
     labels = torch.as_tensor(task.splits["dev"].labels)
     if task.kind == "value":
