@@ -1,5 +1,5 @@
-"""What a finished run of all four files leaves: log.jsonl; the next command, which works when it is
-pasted; a fine-tuned model, with which --predict answers a user's own file."""
+"""The outputs of finished runs of all four files: log.jsonl, the next command, which works when
+pasted, and a fine-tuned model, with which --predict answers a user's own file."""
 import math
 import re
 import shutil
@@ -25,7 +25,7 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, works, capsys):
     printed = capsys.readouterr().out
     assert "run: finished" in printed
     assert Path(re.search("best: (.+)", printed)[1]).exists()
-    if run != "mformer":  # text of one's own
+    if run != "mformer":  # a user's own text
         assert "--finetune FOLDER" in printed
     if run in ("albert", "autobert_zero"):  # two steps
         assert "near the baseline" in printed
