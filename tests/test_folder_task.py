@@ -1,4 +1,4 @@
-"""A task of one's own: a folder with train and dev files, any labels."""
+"""A user's own task: a folder with train and dev files and any labels."""
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
