@@ -12,7 +12,7 @@ from data import demo
 
 
 def table(task, examples, labelled=True):
-    """A TSV file of a task as the demo data have it. examples: (sentence A, sentence B, label)."""
+    """A TSV file of a task, as in the demo data. examples: (sentence A, sentence B, label)."""
     columns = demo.GLUE[task.replace("WNLI", "RTE")][2 if labelled else 3]
     count = len(glue.TASKS[task].text)
     lines = [(label, sentences[:count]) for *sentences, label in examples]
@@ -67,7 +67,7 @@ def test_malformed_lines_are_skipped_in_train_and_kept_in_test():
     write("QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n\n1\tlost\n\n")
     assert texts_of("QQP", "test") == [
         ("a", "b"),
-        ("", ""),  # an empty line has a prediction of its own
+        ("", ""),  # an empty line has its own prediction
         ("lost", ""),
     ]
 
@@ -87,7 +87,7 @@ def test_mistakes_name_file_and_line():
 
 
 def encode(texts, longest):
-    """Features of pairs of token ids, or of single ones; the label is the number."""
+    """Features of pairs of token ids, or of single ones. The label is the number."""
     identity = SimpleNamespace(
         cls_id=2,
         sep_id=3,
@@ -118,7 +118,7 @@ def test_the_longer_sequence_is_cut_at_its_end(a, b, kept_a, kept_b):
 
 
 def test_batches_have_every_example_once_in_an_order_of_seed_and_epoch():
-    """And are padded to the longest, rounded up to 8."""
+    """They are padded to the longest, rounded up to 8."""
     sizes = random.Random(0).choices(range(1, 61), k=203)
     features = encode([(range(size),) for size in sizes], 100)
 
