@@ -1,6 +1,6 @@
-"""Runs that die end as undisturbed ones, by the same command: in this process after every few
-writes, and where torchrun starts them again. Two processes, on one machine or two, leave what one
-leaves, to rounding."""
+"""Killed runs have the results of undisturbed ones, by the same command: in this process after
+every few writes, and where torchrun restarts them. Two processes, on one machine or two, have the
+results of one, up to rounding."""
 import importlib
 import os
 import shlex
@@ -28,7 +28,7 @@ LONG = {  # long enough to be killed in the middle
 
 
 class Killed(Exception):
-    """Where a process would have died."""
+    """The point where a process would have died."""
 
 
 SELDOM = ("autobert_zero", "autotinybert")
@@ -53,7 +53,7 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
             raise Killed
         return rename(source, target)
 
-    monkeypatch.setattr(Path, "replace", mortal)  # by which every file gets its name
+    monkeypatch.setattr(Path, "replace", mortal)  # gives every file its name
     while not (out / "done.json").exists():
         lives = 4 * 2 ** deaths  # more each time: a run that begins again writes a few files first
         try:
@@ -91,8 +91,8 @@ OFTEN = ("autobert_zero search", "autotinybert")
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else slow(name) for name in RUNS if name != "tuned"])
 def test_two_processes_end_as_one_to_rounding(name, ready, finished, tmp_path, monkeypatch):
-    """Weights, and in a search the same candidates in the same order. A training is begun by one
-    process, which is stopped where it first saves, and continued by two."""
+    """Weights, and in a search the same candidates in the same order. One process starts a training
+    and is stopped at its first save. Two continue it."""
     command = filled(RUNS[name], **ready)
     one = finished(name)
     two = begin(one, tmp_path / "two")
@@ -126,8 +126,8 @@ def test_two_processes_end_as_one_to_rounding(name, ready, finished, tmp_path, m
     ("albert", signal.SIGTERM, "torchrun"),
 ])
 def test_torchrun_continues_what_was_stopped(name, sign, to, ready, tmp_path):
-    """One of two processes is killed, or told to stop so that both save: torchrun starts them
-    again. torchrun itself passes SIGTERM on and fails; the same command continues."""
+    """One of two processes is killed, or stopped so that both save. torchrun restarts them.
+    torchrun itself passes SIGTERM on and fails, and the same command continues."""
     command = filled(LONG[name], **ready)
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
@@ -146,7 +146,7 @@ def test_torchrun_continues_what_was_stopped(name, sign, to, ready, tmp_path):
 
 @pytest.mark.slow
 def test_two_machines_end_as_one(ready, tmp_path):
-    """Two torchrun groups of one process each, which meet as those of two machines do."""
+    """Two torchrun groups of one process each, which meet like those of two machines."""
     command = filled(RUNS["autobert_zero search"], **ready)
     one = tmp_path / "one"
     two = tmp_path / "two"
