@@ -22,7 +22,7 @@ from data.corpus import Corpus
 from data.inputs import Data
 
 # of a step: the file, a model, settings, the batch, its micro-batches, whether the model is a
-# super-net, and what else train_step takes
+# super-net, and more arguments of train_step
 Step = namedtuple("Step", "file model cfg batch parts supernet more", defaults=[False, ()])
 SHAPE = dict(
     vocab_size=60, layers=2, hidden=16, heads=2, ffn=32, embedding=8, length=16, dropout=0.0,
@@ -66,7 +66,7 @@ def albert_step():
 
 
 def autobert_zero_step():
-    """Masked positions are of the flattened micro-batch."""
+    """Masked positions index the flattened micro-batch."""
     batch = language_batch()
     parts = split(batch)
     for each in (batch, *parts):
@@ -80,7 +80,7 @@ def autobert_zero_step():
 
 
 def autotinybert_step():
-    """A SuperPLM, of which a step trains one sub-model, with the batch of albert_step."""
+    """A SuperPLM whose step trains one sub-model, with the batch of albert_step."""
     cfg = autotinybert.Config(
         largest="2-16-32-2-16", smallest="1-8-8-1-8", dropout=0.0, batch=8,
         variant="sme")  # one sub-model for all micro-batches
@@ -90,7 +90,7 @@ def autotinybert_step():
 
 
 def image_step():
-    """A super-net of which a sub-net is trained; micro-batches of other sizes."""
+    """A super-net whose step trains a sub-net. Micro-batches have other sizes."""
     cfg = mformer.Config(
         layers=(1, 2), hidden=(16, 24), ffn=(16, 32), heads=(1, 2), head_dim=8, image=8, patch=4,
         dropout=0.0, clip=0.0)
@@ -119,8 +119,8 @@ STEPS = [albert_step, autobert_zero_step, autotinybert_step, image_step, transla
 
 
 def gradients(make, ranks=ALONE, whole=False):
-    """{name: gradient} of train_step, which an optimizer that changes nothing keeps. whole: the
-    batch is one micro-batch."""
+    """{name: gradient} of train_step, kept by an optimizer that changes nothing. whole: the batch
+    is one micro-batch."""
     torch.manual_seed(0)
     file, model, cfg, batch, parts, supernet, more = make()
     assert len({tuple(file.count_labels(part).tolist()) for part in parts}) > 1
@@ -141,7 +141,7 @@ def gradients(make, ranks=ALONE, whole=False):
 
 
 def save_gradients(folder):
-    """Of one of two processes, for all files."""
+    """The gradients of one of two processes, for all files."""
     dist.init_process_group("gloo")
     ranks = Ranks(dist.get_rank(), 2, ALONE.device)
     result = {make.__name__: gradients(make, ranks) for make in STEPS}
@@ -159,8 +159,8 @@ def of_two(tmp_path_factory):
 
 @pytest.mark.parametrize("make", STEPS)
 def test_the_gradient_is_that_of_one_micro_batch(make, of_two):
-    """Of four micro-batches with unequal numbers of labels, and of two processes that share them:
-    a loss is a sum, divided by the labels of the step."""
+    """For four micro-batches with unequal numbers of labels, also divided over two processes: a
+    loss is a sum, divided by the labels of the step."""
     whole = gradients(make, whole=True)
     for others in (gradients(make), *(each[make.__name__] for each in of_two)):
         assert whole.keys() == others.keys()
@@ -295,7 +295,7 @@ def test_the_loss_of_a_span_is_the_mean_of_those_of_start_and_end(model):
 
 
 class Oracle(torch.nn.Module):
-    """Answers the labels of a batch plus `shift`: all right for 0, all wrong for 1."""
+    """Predicts the labels of a batch plus `shift`: all right for 0, all wrong for 1."""
 
     def __init__(self, shift):
         super().__init__()
