@@ -30,7 +30,7 @@ def test_class_metrics_agree_with_scikit_learn():
 
 
 def test_correlations_agree_with_scipy():
-    """Of numbers with many ties."""
+    """For numbers with many ties."""
     x = numbers(3, 50, 7) / 7
     y = numbers(4, 50, 7) + x * 3.5
     assert metrics.pearson(x, y) == pytest.approx(0.5002655864454885, abs=1e-9)
