@@ -44,7 +44,7 @@ TEXT = mf.Config(
 
 
 def paper(task, **others):
-    """The configuration in which the paper's architectures live."""
+    """The configuration of the paper's architectures."""
     settings = {**mf.PRESETS[task]["base"], **others}
     settings.pop("search")
     return mf.Config(**settings, task=task)
@@ -104,7 +104,7 @@ def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens, scal
 
 
 def test_cross_attention_takes_the_length_of_the_source():
-    """D1: on both sides; a target that is longer stays at its end."""
+    """D1: on both sides. A longer target stays at the end of the source."""
     torch.manual_seed(0)
     cross = mf.Attention(24, 24, (2,), TEXT)
     memory = torch.randn(1, 9, 24)
@@ -173,7 +173,7 @@ def printed_rows(table):
 @printed_rows(TABLE_5)
 def test_table_5_is_what_the_papers_rules_give(task, name, printed):
     """CIFAR-10: as printed, cut off or rounded at the second decimal. Translation: parameters,
-    but for the vanilla rows' 0.6%; FLOPs, whose rule is not public, come out up to 7% below."""
+    except the vanilla rows' 0.6%. FLOPs, whose rule is not public, are up to 7% below."""
     cfg = paper(task)
     arch = mf.parse_arch(name, cfg)
     millions, gigaflops = printed
@@ -291,7 +291,7 @@ def test_the_mean_of_the_patches_is_classified(monkeypatch):
     replace(TEXT, search_decoder=True),
 ])
 def test_subnets_equal_their_extracted_networks(cfg):
-    """Outputs, sizes, and gradients, which reach no weight outside of the sub-net."""
+    """Outputs, sizes, and gradients, which are zero outside the sub-net."""
     torch.manual_seed(0)
     space = mf.space_of(cfg)
     supernet = mf.make_model(mf.widest(space), cfg, space).eval()
@@ -350,7 +350,8 @@ def test_a_child_mixes_its_parents_and_a_mutant_draws_values_again_with_the_give
 
 
 def toy_loss(arch):
-    """Depth matters most, then the fraction of linear layers; widths hardly, heads not at all."""
+    """Depth matters most, then the fraction of linear layers. Widths hardly matter, heads not at
+    all."""
     linear = arch.types.count("linear") / arch.layers
     width = sum(arch.ffn) / arch.layers / 48
     return 0.8 * linear - arch.layers - 0.1 * width
@@ -417,7 +418,7 @@ def test_parents_are_the_best_fifth(monkeypatch):
 
 
 def test_a_latency_is_the_mean_without_the_fastest_and_slowest_tenth(monkeypatch):
-    """D8; after the runs that warm up."""
+    """D8, after the warm-up runs."""
     seconds = [9.0] * mf.UNTIMED + [7.0, *range(1, 9), 50.0]
     ticks = itertools.chain(*((0.0, each) for each in seconds))
     monkeypatch.setattr(mf, "time", SimpleNamespace(perf_counter=ticks.__next__))
@@ -516,7 +517,7 @@ def test_beam_search_is_fairseqs(attn_type, beam, penalty):
 # --- training ---
 
 def test_held_out_losses_are_not_smoothed():
-    """And one that is no number is the worst."""
+    """NaN is the worst loss."""
     logits = torch.randn(6, 10)
     labels = torch.arange(6)
     batches = [{"labels": labels[rows], "rows": rows} for rows in (slice(4), slice(4, 6))]
@@ -554,7 +555,7 @@ def weights_of(folder):
 
 
 def test_a_search_a_training_and_an_evaluation(ready, works, monkeypatch, capsys):
-    """Each by the command that the one before it prints."""
+    """Each with the command that the previous one printed."""
     monkeypatch.setattr(mf.Ranker, "fit", lambda self, generator: None)
     monkeypatch.setattr(mf.Ranker.importance, "__defaults__", (2,))
     monkeypatch.setattr(mf, "model_flops", lambda arch, cfg: sum(arch.ffn))
@@ -586,7 +587,7 @@ def test_a_search_a_training_and_an_evaluation(ready, works, monkeypatch, capsys
 
 
 def test_a_translator_is_trained_on_scored_and_answers(ready, works):
-    """--init brings task, shape and architecture. Lines without references are translated as in an
+    """--init gives task, shape and architecture. Lines without references are translated as in an
     evaluation."""
     for flags in (
             "--train --init {mformer} --train_text {pairs}/train --batch 64 --steps 1 --lr 1e-12 "
@@ -621,7 +622,7 @@ def test_the_run_folder_is_named_by_the_data(settings, name):
 
 
 def test_images_of_ones_own(works):
-    """Grey, of another size, with words as labels; a second training has other classes."""
+    """Grey, of another size, with words as labels. A second training has other classes."""
     for folder, words in (("one", ["cat", "dog", "öwl"]), ("two", [0, 7])):
         Path(folder).mkdir()
         for split in ("train", "test"):
@@ -672,8 +673,7 @@ def test_a_network_of_the_paper_is_named_where_the_preset_is_small(
     (450, {"held_out": 200}, None),
 ])
 def test_at_most_a_tenth_of_own_data_is_held_out(data, examples, flags, held_out):
-    """A search of the demo preset holds out 250; --held_out is taken as it is. Pairs of a
-    validation text are not capped."""
+    """A search of the demo preset holds out 250. A given --held_out is used unchanged."""
     labels = np.arange(examples) % 2
     np.savez("train.npz", images=np.zeros((examples, 2, 2), np.uint8), labels=labels)
     for ending in ("en", "de"):
