@@ -1,4 +1,4 @@
-"""data/: downloads survive what networks do."""
+"""data/: downloads survive network failures."""
 import contextlib
 import hashlib
 import io
@@ -14,7 +14,7 @@ from data.download import download, put
 
 
 def offered(folder, name, content, place=""):
-    """A line of the table for a file that is offered in `folder` from now on."""
+    """A line of the table for a file that `folder` offers from now on."""
     write(f"{folder}/{name}", content)
     return f"{name} {hashlib.sha256(content).hexdigest()} {place}\n"
 
