@@ -68,7 +68,7 @@ def test_commands_name_what_exists(line, monkeypatch):
 
 @pytest.mark.parametrize("line", OTHERS)
 def test_other_commands_name_what_exists(line):
-    """Scripts are there, and so are the flags of the data's commands."""
+    """Scripts exist, and so do the flags of data commands."""
     words = shlex.split(line.replace("FILE", "albert"))
     assert all((ROOT / word).exists() for word in words if word.endswith(".py"))
     if words[1] == "data/prepare.py":
@@ -77,7 +77,7 @@ def test_other_commands_name_what_exists(line):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page):
-    """To a file, and there to a heading or an anchor."""
+    """To a file, and a heading or an anchor there."""
     text = page.read_text("utf-8")
     for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text):
         target = page.parent / path if path else page
@@ -109,8 +109,8 @@ def test_costs_on_the_front_page_are_those_of_describe(file, flags, runs, capsys
 
 
 def test_days_and_memory():
-    """3 x 91.5 GFLOPs a sequence (albert.flops), 125,000 steps of 4,096, 35% of 989 TFLOP/s. And
-    34 bytes a number of the hidden states where ffn = 4 hidden: Korthikanti et al. 2022."""
+    """3 x 91.5 GFLOPs per sequence (albert.flops), 125,000 steps of 4,096, 35% of 989 TFLOP/s. And
+    34 bytes per number of the hidden states if ffn = 4 hidden: Korthikanti et al. 2022."""
     cfg = albert.Config(**albert.PRESETS["base"], preset="base", accumulate=64)
     layers = [distributed.layer_activations(512, 768, 3072)] * 12
     cost = distributed.training_cost(
