@@ -1,7 +1,7 @@
-"""The commands of README.md, data/README.md and MANUAL.md run once (pytest --slow), where their
-paths are small files in the official layouts; those of paper files with --dry_run. The last of two
-flags counts: SMALL makes networks small. Lines of torchrun run as one process. Downloads
-are test_prepare's."""
+"""The commands of README.md, data/README.md and MANUAL.md run once (pytest --slow), with small
+files in the official layouts as paths, and paper files with --dry_run. The last of two equal flags
+applies: SMALL makes networks small. torchrun lines run as one process. test_prepare.py tests
+downloads."""
 import importlib
 import re
 import shlex
@@ -52,12 +52,12 @@ runs/mformer-train-images-demo: mformer.py --train --images my/pictures --patch 
 runs/mformer-search-wmt14-demo: mformer.py --task wmt14 --search
 runs/mformer-train-wmt14-demo: mformer.py --task wmt14 --train \
     --arch runs/mformer-search-wmt14-demo/best.json
-"""  # what a command starts from: the command that makes it
+"""  # {start of a command: the command that makes it}
 MADE_BY = re.sub(r"\s*\\\n\s*", " ", MADE_BY).strip().split("\n")
 MADE_BY = dict(line.split(": ") for line in MADE_BY)
 NETWORK = "--layers 2 --hidden 16 --heads 2 --ffn 32"
 SEARCH = "--layers 1 2 --hidden 16 --ffn 16 32 48 --heads 1 2"
-SMALL = {  # pattern of commands: flags behind them
+SMALL = {  # pattern of commands: flags to append
     r"--corpus (my/|texts|path/to/texts)|--train_text": "--vocab_size 200",
     r"albert.py --pretrain .*(--preset|--vocab_size)":
         f"{NETWORK} --embedding 8 --length 64 --batch 128 --dev_examples 16",
@@ -90,7 +90,7 @@ def without(module, argv):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, demo, ready):
-    """A folder with what the commands name: small data in the official layouts."""
+    """A folder with the paths of the commands: small data in the official layouts."""
     home = tmp_path_factory.mktemp("home")
     glue = shutil.copytree(ready["glue"], home / "path/to/glue")
     shutil.copytree(glue / "RTE", glue / "WNLI")  # has the layout of RTE, but for the labels
@@ -127,7 +127,7 @@ def home(tmp_path_factory, demo, ready):
 
 @pytest.fixture
 def run(home, monkeypatch):
-    """Run a command in the folder `home`, and before it what makes what it starts from."""
+    """Run a command in the folder `home`, after the commands that make its inputs."""
     monkeypatch.chdir(home)
     monkeypatch.setattr(torch, "compile", lambda model, **how: model)  # test_flow.py compiles
 
@@ -136,7 +136,7 @@ def run(home, monkeypatch):
         for flag, word in zip(words, words[1:]):
             source = word.removesuffix("/best.json")
             if flag in ("--to", "--export"):
-                shutil.rmtree(word, ignore_errors=True)  # what another command has made there
+                shutil.rmtree(word, ignore_errors=True)  # made by another command
             elif flag != "--out" and source in MADE_BY and not Path(source).exists():
                 work(MADE_BY[source])
         small = [flags for pattern, flags in SMALL.items() if re.search(pattern, line)]
@@ -146,7 +146,7 @@ def run(home, monkeypatch):
             if not re.search("--(export|describe) ", line):
                 small.append("--dry_run")
         assert not call(" ".join([file, shlex.join(argv), *small]), monkeypatch)
-        for folder in Path("runs").glob("*-dry"):  # the next command finds it by the page's name
+        for folder in Path("runs").glob("*-dry"):  # the next command uses the page's name
             known = folder.with_name(folder.name.removesuffix("-dry"))
             if not known.exists():
                 known.symlink_to(folder.name)
