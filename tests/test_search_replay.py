@@ -18,7 +18,7 @@ BERT = KERNELS + search_table.ATTENTIONS.index(abz.BERT_ATTENTION)
 
 @pytest.fixture(scope="module")
 def table():
-    """A made table (networks, 3 seeds), in which networks 0 and 1 are missing."""
+    """An artificial table (networks, 3 seeds), without networks 0 and 1."""
     rng = np.random.default_rng(0)
     layers = rng.normal(0, 0.05, (2, SIZE))
     truth = 0.6 + layers[0][:, None] + layers[1] + rng.normal(0, 0.02, (SIZE, SIZE))
@@ -136,7 +136,7 @@ def test_the_record_of_replays_answers_its_claims(table, monkeypatch):
 
 @pytest.mark.slow
 def test_a_table_is_continued(ready, monkeypatch):
-    """A line that was cut off is trained again, and no other."""
+    """Only a line that was cut off is trained again."""
     pairs = [*search_table.networks().items()][:3]
     settings = search_table.settings
     monkeypatch.setattr(search_table, "SEEDS", (10,))
@@ -158,7 +158,8 @@ def test_a_table_is_continued(ready, monkeypatch):
 
 
 def test_scores_with_shared_weights_are_those_of_a_search(monkeypatch):
-    """The first round starts from the super-net, a later one from what the round before wrote."""
+    """The first round starts from the super-net, later ones from the write-back of the round
+    before."""
     started = []
     written = []
 
