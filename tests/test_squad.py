@@ -20,7 +20,7 @@ def tokenizer(ready):
 
 @pytest.fixture(scope="module")
 def questions(ready):
-    """Of four paragraphs; some have no answer."""
+    """Questions of four paragraphs, some unanswerable."""
     return squad.load(ready["squad"] / "dev-v2.0.json")
 
 
@@ -89,7 +89,7 @@ def test_batches_put_the_windows_together(tokenizer, questions):
 
 
 def test_perfect_logits_give_perfect_scores(tokenizer, questions):
-    """Targets are the answer, or [CLS] where the window or the paragraph has none."""
+    """Targets are the answer, or [CLS] if window or paragraph has none."""
     features = squad.features(questions, tokenizer, 512, 128, training=True)
     impossible = features.targets[:, 2] == 1
     assert not features.targets[impossible, :2].any()
@@ -100,7 +100,7 @@ def test_perfect_logits_give_perfect_scores(tokenizer, questions):
 
 
 def brute_force(features, start, end):
-    """For each question {text: the best score of its spans}."""
+    """{text: the best score of its spans} of each question."""
     spans = [{} for _ in features.questions]
     for w, (number, paragraph, first, length, own, own_end) in enumerate(features.windows):
         context = features.questions[number].context
@@ -139,7 +139,7 @@ def test_extract_returns_the_best_of_all_spans(tokenizer, questions, monkeypatch
 
 
 def questions_with(*answers):
-    """Questions with these answers; () is unanswerable."""
+    """Questions with these answers. () is unanswerable."""
     return [
         squad.Question(f"q{i}", "?", "c", tuple((text, 0) for text in texts), not texts)
         for i, texts in enumerate(answers)
@@ -173,7 +173,7 @@ def test_the_official_scores():
 
 
 def test_the_main_score_is_the_score_of_the_written_answers():
-    """The odds of the questions are equal: no threshold separates them."""
+    """The odds of the questions are equal, so no threshold separates them."""
     predictions = squad.Predictions(by_id("cat", "x", "y"), {}, by_id(1.0, 1.0, 1.0))
     task = object.__new__(squad.SquadTask)
     task.name = "SQuAD2.0"
