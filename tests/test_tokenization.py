@@ -28,7 +28,7 @@ NUMBERS = "In 2011, x5, y"
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A small text in which subwords such as "2," are worth having."""
+    """A small text where subwords such as "2," pay."""
     draw = random.Random(0)
     lines = [
         f"In {draw.choice((2011, 1999, 5))}, the {draw.choice(('Café', 'dog'))} had "
@@ -45,7 +45,7 @@ def spiece(text):
 
 @pytest.fixture(scope="module")
 def released(text):
-    """A vocabulary like ALBERT's own: it has subwords such as "2011,"."""
+    """A vocabulary like ALBERT's, with subwords such as "2011,"."""
     with mock.patch("data.text.DELIMITER", ""):
         return train_sentencepiece([text], text.parent / "released.model", vocab_size=90)
 
@@ -64,7 +64,7 @@ def test_trained_ids_follow_albert(spiece):
 
 
 def test_digit_comma_rule(released, spiece):
-    """ALBERT cuts "2," into "2" and ","; at a word's start the digits keep their ▁. A vocabulary of
+    """ALBERT cuts "2," into "2" and ",". At a word's start the digits keep their ▁. A vocabulary of
     data/text.py has no such subword."""
     tokenizer = load_tokenizer(released)
     text = preprocess(NUMBERS)
@@ -135,7 +135,7 @@ RULED = [  # accents, Chinese, ß, a dotted capital I
 @pytest.mark.parametrize("strip_accents", [True, False])
 @pytest.mark.parametrize("chinese", [True, False])
 def test_the_rules_of_bert_are_those_of_transformers(lower, strip_accents, chinese):
-    """Of vocab.txt with tokenizer_config.json, and of the tokenizer.json of transformers 5."""
+    """For vocab.txt with tokenizer_config.json, and for the tokenizer.json of transformers 5."""
     transformers = pytest.importorskip("transformers")
     letters = sorted({char for text in RULED for part in (text, text.lower())
                       for char in (part + unicodedata.normalize("NFD", part)) if char.strip()})
