@@ -120,7 +120,7 @@ def test_grey_images_with_words():
 
 
 def test_images_are_held_out_and_normalised():
-    """Each of 20 images has one grey value of its own."""
+    """Each of 20 images has its own grey value."""
     values = np.arange(20, dtype=np.uint8)
     images = np.broadcast_to(values[:, None, None], (20, 8, 8))
     np.savez("train.npz", images=images, labels=values % 2)
@@ -137,7 +137,7 @@ def test_images_are_held_out_and_normalised():
 
 
 def test_a_network_keeps_its_pixel_statistics():
-    """Also in a folder of an earlier version, which had others for CIFAR-10."""
+    """Also in a folder of an earlier version, with other statistics for CIFAR-10."""
     spec = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.2, 0.2]}
     save_spec(".", spec)
     save_spec(".", spec)
