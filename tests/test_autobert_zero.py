@@ -468,7 +468,7 @@ def test_a_template_takes_a_value_for_each_mark():
 
 @pytest.mark.parametrize("number", range(3))
 def test_the_written_module_gives_our_outputs(number):
-    """On padded batches; the module imports torch alone."""
+    """On padded batches. The module imports only torch."""
     cfg = replace(TINY, layers=12, embedding=8 * number)
     rng = random.Random(number)
     arch = abz.sample_arch(rng, cfg) if number else abz.parse_arch(abz.PUBLISHED)

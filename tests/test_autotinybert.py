@@ -82,7 +82,7 @@ def tiny_batch():
     ("distill", 47_462_800),
 ])
 def test_the_space_is_that_of_table_b1(setting, size):
-    """App. B prints 46 M for pre-training and 10 M for distillation: evidently swapped."""
+    """App. B prints 46 M for pre-training and 10 M for distillation, evidently swapped."""
     cfg = replace(BASE, setting=setting)
     space = atb.search_space(cfg)
     assert math.prod(map(len, space.values())) == size
@@ -263,7 +263,7 @@ def test_predictors_learn_a_machine():
 @pytest.mark.parametrize("setting", ["mlm", "distill"])
 @pytest.mark.parametrize("strategy", ["evolution", "random"])
 def test_algorithm_2(setting, strategy):
-    """With pretended latencies and scores."""
+    """With simulated latencies and scores."""
     cfg = replace(BASE, setting=setting, strategy=strategy)
     history = []
     for number in range(4):

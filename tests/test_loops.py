@@ -1,4 +1,4 @@
-"""The training loops of the paper files, one table: what they share by name, they do alike."""
+"""The training loops of the paper files, one table: functions with the same name behave alike."""
 import random
 import shlex
 from collections import namedtuple
