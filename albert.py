@@ -1242,8 +1242,8 @@ def check_ensemble(cfg, command, names):
             one, other = [read_spec(f"{run}/{name}") for run in (first, path)]  # None: no own task
             if one != other:
                 raise UserError(
-                    f"--ensemble {first} {path}: their training files of {name} differ "
-                    f"({one.description}; {other.description}); fine-tune both on the same file")
+                    f"--ensemble {first} {path}: their training files of {name} differ, "
+                    f"{one.description!r} and {other.description!r}; fine-tune both on one file")
 
 
 def ensemble_job(task, cfg, folder):
