@@ -1,4 +1,4 @@
-"""tests/bench.py: comparisons run at their smallest size, and commands of gpu name real flags."""
+"""tests/bench.py: each comparison runs at its smallest size."""
 import bench
 import pytest
 
