@@ -145,7 +145,7 @@ def check_shape(cfg):
     if cfg.activation not in ACTIVATIONS:
         raise ValueError(f"activation {cfg.activation}: choose from {', '.join(ACTIVATIONS)}")
     if cfg.hidden % cfg.heads:
-        raise ValueError(f"hidden {cfg.hidden} is no multiple of heads {cfg.heads}")
+        raise ValueError(f"hidden {cfg.hidden} is not a multiple of heads {cfg.heads}")
     if cfg.layers % cfg.groups:
         raise ValueError(f"groups {cfg.groups} do not divide the {cfg.layers} layers evenly")
 
@@ -996,7 +996,7 @@ def check_pairs(data, cfg):
     if cfg.objective != "none" and not second.any():
         raise UserError(
             f"{cfg.corpus[0]}: no two sentences of a document (nsp: of two) fit into --length "
-            f"{cfg.length}; raise it, or write one sentence a line and blank lines between "
+            f"{cfg.length}; raise it, or write one sentence per line and blank lines between "
             "documents, or use --objective none")
 
 
@@ -1377,7 +1377,7 @@ def main(argv=None):
 
 if __name__ == "__main__":
     if "cli" not in globals():
-        print("albert.py alone is to be imported: model, masks, sentence order and optimizer; "
+        print("albert.py alone can be imported: model, masks, sentence order and optimizer; "
               "its commands need common/ and data/ of its repository", file=sys.stderr)
         sys.exit(2)
     cli.run(main)

@@ -1507,7 +1507,7 @@ def print_plan(run, data, cfg):
                       f"{run.ranks.size} process(es)")
     print0(run.ranks, "a line for each candidate: number, score and its parts in percent, seconds, "
                       "layers (att5: an attention of 5 operations); * better than "
-                      "the rounds before and the majority baseline")
+                      "earlier rounds and the majority baseline")
 
 
 def candidate_line(key, result, arch, best, cfg):
@@ -2201,7 +2201,7 @@ def main(argv=None):
 
 if __name__ == "__main__":
     if "cli" not in globals():
-        print("autobert_zero.py alone is to be imported; its commands need common/ and data/ of "
+        print("autobert_zero.py alone can be imported; its commands need common/ and data/ of "
               "its repository", file=sys.stderr)
         sys.exit(2)
     cli.run(main)

@@ -206,7 +206,7 @@ class Arch:
 def parse_arch(text):
     """The Arch of a text such as 5-564-1054-8-512. Raises ValueError with the reason."""
     if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*){4}", text):
-        raise ValueError(f"{text!r} is no architecture; write layers-hidden-ffn-heads-qkv, "
+        raise ValueError(f"{text!r} is not an architecture; write layers-hidden-ffn-heads-qkv, "
                          "such as 5-564-1054-8-512")
     arch = Arch(*map(int, text.split("-")))
     if arch.layers > MOST_LAYERS:
@@ -1088,7 +1088,7 @@ def read_pretrained(path, cfg, command, arch=""):
         sizes = hf_models.bert_sizes(folder, config)
         weights = hf_models.read_bert(folder, sizes[3])
     except ValueError as error:
-        raise UserError(f"{folder}: no whole BERT that runs here: {error}") from None
+        raise UserError(f"{folder}: not a supported BERT: {error}") from None
     return Pretrained(folder, {}, weights, Arch(*sizes))
 
 
@@ -1420,7 +1420,7 @@ def warn_of_drift(low, high, cfg):
     """Warn if two timings of the reference differ by more than DRIFT."""
     if high > (1 + DRIFT) * low:
         warnings.warn(f"the reference {cfg.reference} takes {low:.3g} to {high:.3g} ms: the "
-                      "machine is busy; latencies count in relation to the reference")
+                      "machine is busy; latencies are relative to the reference")
 
 
 def latencies_of_init(cfg, machine):
@@ -1884,7 +1884,7 @@ def main(argv=None):
 
 if __name__ == "__main__":
     if "cli" not in globals():
-        print("autotinybert.py alone is to be imported: model, one-shot training, searcher and "
+        print("autotinybert.py alone can be imported: model, one-shot training, searcher and "
               "distillation; its commands need common/ and data/ of its repository",
               file=sys.stderr)
         sys.exit(2)

@@ -487,7 +487,7 @@ def parse_arch(text, cfg):
         arch = read_text_form(published[name] if named else text)
     except (ValueError, KeyError, TypeError):
         raise UserError(
-            f"--arch {text[:60]!r} is no architecture; give one of {', '.join(published)}, "
+            f"--arch {text[:60]!r} is not an architecture; give one of {', '.join(published)}, "
             "RUN/best.json of a search, or a text like --describe's") from None
     if named and attn_type:
         # D13: "all linear" is all layers of the encoder, "all softmax" every attention. Sec. 4.5
@@ -2045,7 +2045,7 @@ def predict(cfg, command):
         model = cast(extract(source.weights, parse_arch(cfg.arch, cfg), cfg), cfg, ranks.device)
         predictions = predict_examples(model, examples, data, cfg, ranks)
         path = on_main(ranks, write_predictions, predictions, folder / data.predictions_file)
-        print0(ranks, f"{path}: predictions of {cfg.init} for {file}, one a line")
+        print0(ranks, f"{path}: predictions of {cfg.init} for {file}, one per line")
 
 # --- command line ---------
 
@@ -2087,7 +2087,7 @@ ACTIONS = {
 def check_patches(image, patch):
     """UserError if patches do not fill an image."""
     if image % patch:
-        raise UserError(f"--image {image}: it is no multiple of --patch {patch}; give another "
+        raise UserError(f"--image {image}: not a multiple of --patch {patch}; give another "
                         "--patch, or an --image to which the images are resampled")
 
 
@@ -2146,7 +2146,7 @@ def main(argv=None):
 
 if __name__ == "__main__":
     if "cli" not in globals():
-        print("mformer.py alone is to be imported: model, super-net, ranker and searcher; "
+        print("mformer.py alone can be imported: model, super-net, ranker and searcher; "
               "its commands need common/ and data/ of its repository", file=sys.stderr)
         sys.exit(2)
     cli.run(main)

@@ -101,7 +101,7 @@ def read_launch():
     for name, default in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         text = os.environ.get(name, default)
         if not text.isdecimal():
-            raise UserError(f"{name}={text}: no number; {UNSET}")
+            raise UserError(f"{name}={text}: not a number; {UNSET}")
         numbers.append(int(text))
     rank, size, _ = numbers
     if rank >= size:
@@ -404,7 +404,7 @@ def print_device_use(ranks, speed, flops):
     used = 3 * flops * speed / ranks.size
     fractions = [f", {used / peak:.1%} of its peak" for card, peak in CARDS.items() if card in name]
     memory = peak_memory(ranks.device) / 1e3
-    print0(ranks, f"{name}: {speed:,} a second, peak memory {memory:.3g} GB", *fractions)
+    print0(ranks, f"{name}: {speed:,} per second, peak memory {memory:.3g} GB", *fractions)
 
 
 def per_second(count, began):

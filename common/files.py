@@ -83,9 +83,9 @@ def parse_json(text, place, kind, fix="fetch it again"):
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{place}: no JSON ({error}); {fix}") from None
+        raise UserError(f"{place}: not JSON ({error}); {fix}") from None
     if not isinstance(value, kind):
-        raise UserError(f"{place}: no JSON of type {kind.__name__}; {fix}")
+        raise UserError(f"{place}: not JSON of type {kind.__name__}; {fix}")
     return value
 
 
@@ -125,11 +125,11 @@ def load_file(path, device="cpu"):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 if damaged := archive.testzip():
-                    raise ValueError(f"the checksum of {damaged} does not fit")
+                    raise ValueError(f"the checksum of {damaged} is wrong")
         return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged or foreign file
         reason = f"{type(error).__name__}: {error}"[:100]
-        raise UserError(f"{path}: no readable checkpoint ({reason})") from None
+        raise UserError(f"{path}: not a readable checkpoint ({reason})") from None
 
 
 def newest(path):

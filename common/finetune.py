@@ -323,8 +323,8 @@ def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
     own = folder_task.read_spec(cfg.init)
     tuned = record.get("action") == "finetune" or "program" not in record
     if not tuned or not own and name not in recipes:
-        raise UserError(f"--init {cfg.init}: no model that was fine-tuned on a task, with its "
-                        "head; name RUN/TASK of a --finetune")
+        raise UserError(f"--init {cfg.init}: not a fine-tuned model with a head; name "
+                        "RUN/TASK of a --finetune")
     length = settings.get("finetune_length")
     if "finetune_length" in command.given:
         length = cfg.finetune_length

@@ -106,7 +106,7 @@ def csv_lines(path, text):
         for cells in reader:
             lines.append((reader.line_num, cells))
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: no CSV ({error}); put texts with commas or "
+        raise UserError(f"{path}:{reader.line_num}: not CSV ({error}); put texts with commas or "
                         "quotes into quotes, and double the quotes in them") from None
     return lines
 
@@ -164,7 +164,7 @@ def read_folder(name, search=False):
     lacking = [label for number, label in enumerate(task.labels) if number not in there]
     if lacking:
         warnings.warn(f"{name.files()['dev']}: no example of the label {', '.join(lacking)}, so "
-                      "its score says nothing on it")
+                      "its score does not cover it")
     return task, splits
 
 
@@ -232,7 +232,7 @@ def read_spec(folder):
     try:
         return OwnTask(**spec)
     except TypeError:
-        raise UserError(f"{path}: not what a fine-tuning writes; fine-tune again") from None
+        raise UserError(f"{path}: not written by a fine-tuning; fine-tune again") from None
 
 
 def export_head(weights, task):

@@ -145,7 +145,7 @@ class RunFolder:
         computed = bool(names - PREPARED) or b'"phase"' in self._log_text()
         same_kind = all(old.get(key) == self.record[key] for key in KIND)
         if not same_kind and (computed or "asked" not in old and names - {LOCK}):
-            raise UserError(f"{self.folder}: no run folder of {self.command.program}.py "
+            raise UserError(f"{self.folder}: not a run folder of {self.command.program}.py "
                             f"--{self.record['action']}; choose another --out")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock(self.folder / LOCK)
@@ -171,7 +171,7 @@ class RunFolder:
         for path in sum(reads.values(), []):
             read = Path(path).resolve()
             if read.is_relative_to(own) or own.is_relative_to(read):
-                raise UserError(f"{path} is read and {self.folder} is written, and one lies in the "
+                raise UserError(f"{path} is read, {self.folder} is written, and one contains the "
                                 "other; choose another --out")
 
     def _names(self):
@@ -391,7 +391,7 @@ def read_run(path, cfg, program, actions):
     config = folder / "config.json"
     record = read_json(config, dict) if config.exists() else {}
     if record.get("action") not in actions or record["program"] != program:
-        raise UserError(f"{folder}: no run folder of {program}.py --{' or --'.join(actions)}; "
+        raise UserError(f"{folder}: not a run folder of {program}.py --{' or --'.join(actions)}; "
                         "name another")
     if dataclasses.asdict(cfg).keys() - record["settings"].keys():
         raise UserError(f"{folder}: made by another version of this program; name another run")

@@ -394,7 +394,7 @@ def model_folder(path, first="model"):
     folder = next((each for each in inside if (each / "checkpoint.pt").exists()), path)
     config = folder / "config.json"
     if not config.exists():
-        raise UserError(f"{folder}: no model is here (config.json is missing); give a run or a "
+        raise UserError(f"{folder}: no model here (config.json is missing); give a run or a "
                         "Hugging Face folder")
     searches = read_json(config, dict).get("action") == "search"
     if searches and not (folder / "checkpoint.pt").exists():
@@ -409,7 +409,7 @@ def fill(model, weights, folder):
     fit."""
     for name in model.state_dict().keys() - weights.keys():
         if name.startswith("encoder.") and "pooler" not in name:
-            raise UserError(f"{folder}: {name} is missing; this is no whole BERT")
+            raise UserError(f"{folder}: {name} is missing; this is not a complete BERT")
     return load_weights(model, weights, folder)
 
 

@@ -141,7 +141,7 @@ def find_models(models, opens_tokenizer):
 # --- the demo data -------------------------------------------------------------------------------
 
 def data_of(init):
-    """{data flag: its value} of the run `init`, or {} if it is no run, or has read only demo
+    """{data flag: its value} of the run `init`, or {} if it is not a run, or has read only demo
     data."""
     path = Path(init, "config.json")
     settings = read_json(path, dict).get("settings", {}) if init and path.exists() else {}

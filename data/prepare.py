@@ -33,7 +33,7 @@ def demo(args):
 def fetch(args):
     """Download the named sets."""
     for name in args.names:
-        print(f"{download(name, args.to)}: here (a folder that exists is left as it is)")
+        print(f"{download(name, args.to)}: present (an existing folder is not changed)")
 
 
 def corpus(args):

@@ -41,7 +41,7 @@ def passage_files(folder, split):
         inside = Path(folder, split, level).glob("*.txt")
         files += sorted(inside, key=lambda path: (len(path.name), path.name))
     if not files:
-        raise UserError(f"{folder}/{split}: no passages are here; {LAYOUT}")
+        raise UserError(f"{folder}/{split}: no passages here; {LAYOUT}")
     return files
 
 

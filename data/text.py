@@ -242,7 +242,7 @@ def encode_chunk(tokenizer, dtype, end_of_document, job):
         file.seek(start)
         text = file.read(end - start).decode("utf-8", errors="replace")
     if "\ufffd" in text:
-        warnings.warn(f"{path}: not all is UTF-8; other bytes become U+FFFD")
+        warnings.warn(f"{path}: not all UTF-8; invalid bytes become U+FFFD")
     documents = []
     for document in read_documents(text.lstrip("\ufeff"), end_of_document):
         # a sentence has no tokens if the tokenizer drops its characters

@@ -221,7 +221,7 @@ class Translations:
 
     def read_examples(self, path):
         """The lines of a file to translate, without references."""
-        lines = [*read_lines(existing(path, "name a text file, one sentence a line"))]
+        lines = [*read_lines(existing(path, "name a text file, one sentence per line"))]
         if not any(lines):
             raise UserError(f"{path}: the file is empty")
         return lines

@@ -122,12 +122,12 @@ TABLE = [
     # weights
     (INIT, "another version", copy("albert", edit("config.json", lambda old: old.replace(
         b'"lr"', b'"rate"')))),
-    (INIT, "config.json: no JSON", copy("albert", put("config.json", "[" * 100_000))),
+    (INIT, "config.json: not JSON", copy("albert", put("config.json", "[" * 100_000))),
     (INIT, "checkpoint.pt", copy("albert", edit("checkpoint.pt", half))),
     (INIT, "checkpoint.pt & checksum", copy("albert", edit("checkpoint.pt", flipped))),
     (INIT, "checkpoint.pt", copy("albert", put("checkpoint.pt", BOMB))),
     (INIT, "NaN or infinite", copy("albert", broken)),
-    ("mformer --evaluate --init {albert}", "no run folder of mformer.py"),
+    ("mformer --evaluate --init {albert}", "not a run folder of mformer.py"),
     ("mformer --train --images {here} --arch cosformer*", "train.npz: no such file & np.savez"),
     ("mformer --train --images {here} --arch cosformer*", "not an .npz file & data/README",
      put("train.npz", b"PK\3\4")),
@@ -141,8 +141,8 @@ TABLE = [
     (INIT, "pytorch_model.bin",
      copy("hf", drop("model.safetensors"), put("pytorch_model.bin", BOMB))),
     ("autotinybert --finetune CoLA --glue {glue} --init {hf}", "only bert and electra"),
-    ("autotinybert --finetune CoLA --glue {glue} --init {albert}", "no run folder of autotinybert"),
-    ("autotinybert --search --init {albert}", "no run folder of autotinybert"),
+    ("autotinybert --finetune CoLA --glue {glue} --init {albert}", "not a run folder of auto"),
+    ("autotinybert --search --init {albert}", "not a run folder of autotinybert"),
     ("autobert_zero --describe --arch {here}/best.json", "best.json: no such file"),
     # folders
     ("albert --pretrain --corpus {corpus}", "process 7 on elsewhere", held),
@@ -156,9 +156,9 @@ TABLE = [
     ("data/prepare corpus --corpus {here}/a.txt --to {here} --vocab_size 40", "other files",
      LONG_TEXT, copy("corpus")),
     # would delete or overwrite what it reads, or what others wrote
-    ("albert --pretrain --corpus {corpus} --init {here}/out --length 60 --restart", "lies in",
+    ("albert --pretrain --corpus {corpus} --init {here}/out --length 60 --restart", "contains",
      ALBERT),
-    (TRAINED["albert"], "no run folder", put("out/log.jsonl", "theirs")),
+    (TRAINED["albert"], "not a run folder", put("out/log.jsonl", "theirs")),
     (TUNED.replace("{glue}", "typo") + " --restart", "typo", copy("tuned", to="out")),  # mistyped
     # flags (more in test_cli.py)
     ("albert --pretrain --corpus {corpus} --device cuda:99", "device cuda:99"),

@@ -53,7 +53,7 @@ def test_a_run_folder_is_resumed_and_refused_to_others():
     assert not partial.exists()
     with pytest.raises(UserError, match=r"lr \(1.0 there, 2.0 here"):
         open_run(".", lr=2.0, widths=(1, 2))
-    with pytest.raises(UserError, match="no run folder"):  # --dry_run would delete a real run
+    with pytest.raises(UserError, match="not a run folder"):  # --dry_run would delete a real run
         open_run(".", widths=(1, 2), dry_run=True, restart=True)
 
 
@@ -61,7 +61,7 @@ def test_a_folder_in_which_nothing_was_computed_is_taken_over():
     """A corpus records its text. Other files made from other data are deleted."""
     begin = functools.partial(open_run, "run")
     made = [write(f"run/{name}", "") for name in ("corpus/tokens.bin", "spiece.model")]
-    with pytest.raises(UserError, match="no run folder"):
+    with pytest.raises(UserError, match="not a run folder"):
         begin()  # no run made it
     shutil.copy(open_run("other").folder / "config.json", "run")
     assert begin().new

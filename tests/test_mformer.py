@@ -731,10 +731,10 @@ def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch):
 
 
 @pytest.mark.parametrize("text, message", [
-    ("nothing", "'nothing' is no architecture; give one of mformer, cosformer"),
+    ("nothing", "'nothing' is not an architecture; give one of mformer, cosformer"),
     ("layers=2 hidden=32 ffn=32 heads=2,2 types=linear,linear", "ffn needs as many values"),
     ("layers=1 hidden=32 ffn=32 heads=2 types=quadratic", "there are the types softmax"),
-    ("layers=1 hidden=0 ffn=32 heads=2 types=linear", "is no architecture"),
+    ("layers=1 hidden=0 ffn=32 heads=2 types=linear", "is not an architecture"),
     (dict(qkv=8, heads=(16,)), "do not all divide --qkv 8"),
     (dict(connect=(4,)), "3.* encoder layers"),
 ])

@@ -34,7 +34,7 @@ class NetworkModel(PreTrainedModel):
         if attention_mask is not None:
             lengths = attention_mask.sum(-1)
             if (attention_mask.diff(dim=-1) > 0).any():
-                raise ValueError("attention_mask: zeros stand before ones, and this network has "
+                raise ValueError("attention_mask: zeros precede ones, and this network has "
                                  "its padding on the right; set tokenizer.padding_side='right'")
         return {"ids": input_ids, "token_type_ids": token_type_ids, "lengths": lengths}
 
