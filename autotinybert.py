@@ -1725,13 +1725,13 @@ def search(cfg, command):
         inputs = find_data(cfg, command, ranks, names, text)
         # latencies serve each search of their space, a SuperPLM each limit, candidates only theirs
         replaces = LIMITS
-        hint = ""
+        hint = (f"; with --init {cfg.init or cfg.out} and a new --out, its latencies and its "
+                "SuperPLM are used again")
         if Path(cfg.out, "candidates").exists():
             replaces = ()
-            hint = (f"; with --init {cfg.init or cfg.out} and a new --out, its latencies and its "
-                    "SuperPLM are used again")
         elif not Path(cfg.out, "superplm").exists():
             replaces = dataclasses.asdict(cfg).keys() - {*OF_LATENCIES}
+            hint = ""
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES, replaces=replaces,
                         hint=hint)
         if not run.finished():

@@ -521,6 +521,8 @@ def test_phases_alone_are_the_whole_search(phases, flags, whole, monkeypatch, ca
         assert not call(f"autotinybert --{phase} {flags} {other} --out run", monkeypatch)
         other = ""
         command = next_command(capsys.readouterr().out)
+    with pytest.raises(atb.UserError, match="population .*; with --init run .* used again"):
+        run_here(f"--search {flags} --population 9 --out run")
     assert not call(command, monkeypatch)
     best, expected = [read_json(f"{run}/best.json") for run in ("run", whole)]
     assert best["arch"] == expected["arch"]
