@@ -17,7 +17,7 @@ Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a l
          SuperNet (how candidates share weights), ucb, OperationPriority, mutate, propose,
          score_candidate, search (Alg. 1). Skip at first: the text form, simplify,
          find_softmax_attention, the edits, what a search prints, everything after train_step.
-Differs: There are 46 departures from the paper, D1 to D46: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 45 departures from the paper, D1 to D45: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import collections
@@ -112,7 +112,7 @@ class Config:
     rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
-    alpha: float = 0.01  # exploration in Eq. 3, c of App. D.1. Weak below 0.1 (D9) [0, 1000]
+    alpha: float = 0.01  # exploration in Eq. 3, c of App. D.1. Weak below 0.1 [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # best candidates trained again, alone (D37). 0: none, as in the paper
     finalist_times: int = 1  # steps and examples of a finalist, times a candidate's [>= 1]
@@ -182,7 +182,6 @@ MASK_RATE = 0.15  # of the tokens, as in BERT
 # D29: an attention has at most 12 operations. The paper sets no limit, and Figure 7's longest has
 # 11
 MAX_PATH = 12
-SHARPNESS = 4  # of the priorities (D9)
 
 # --- search space ---------
 # An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or an
@@ -967,10 +966,12 @@ def ucb(totals, counts, alpha):
     N = sum(counts)  # D21: N counts the samples at this position. The paper's counts all
     mean = sum(totals) / max(N, 1)
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
-    # D8: mu_i includes one pseudo-sample at the overall mean, so that a single sample decides
-    # little. An untried option has only this one, and N_i = 1
-    return [(total + mean) / (tries + 1) + bonus / math.sqrt(max(tries, 1))
-            for total, tries in zip(totals, counts)]
+    scores = []
+    for total, tries in zip(totals, counts):
+        # D8: Eq. 3 divides by N_i. An untried option has the mean of all samples, and N_i = 1
+        mu = total / tries if tries else mean
+        scores.append(mu + bonus / math.sqrt(max(tries, 1)))
+    return scores
 
 
 def ranked(history):
@@ -985,17 +986,11 @@ class OperationPriority:
 
     def __init__(self, history, cfg):
         self.cfg = cfg
-        # {(position, operation) or (layer, kernel): scores of candidates, in standard deviations}
+        # {(position, operation) or (layer, kernel): scores of the candidates that have it}
         self.samples = collections.defaultdict(list)
         if cfg.strategy != "op-nas":
             return
-        scores = [line["score"] for line in ranked(history)] or [0.0]
-        mean = statistics.fmean(scores)
-        deviation = statistics.pstdev(scores) or 1.0
         for line in history:
-            # D31: a diverged candidate counts as the worst score of the others. A 0 would exclude
-            # all its operations
-            score = scores[-1] if line["diverged"] else line["score"]
             for number, layer in enumerate(parse_arch(line["arch"])):
                 if isinstance(layer, int):
                     options = [(number, layer)]
@@ -1004,24 +999,20 @@ class OperationPriority:
                 # D33: N_i of Eq. 3 counts the occurrences of an operation in evaluated candidates.
                 # The paper counts how often it was sampled. A child inherits most operations
                 for option in options:
-                    self.samples[option].append((score - mean) / deviation)
+                    self.samples[option].append(line["score"])
 
     def probabilities(self, options, position, legal=None):
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
         softmax of Eq. 3 over the `legal` options (Sec. 3.2), and 0 for the others."""
+        # D9: scores are fractions, so that the softmax is nearly uniform. The paper gives no unit.
+        # Percent makes it nearly a maximum, and found worse networks (tests/claims, replay)
         samples = [self.samples[position, option] for option in options]
         scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
                      self.cfg.alpha)
-        # D9: Eq. 3 uses scores in standard deviations, since metrics have different units, and the
-        # softmax multiplies it by SHARPNESS. A uniform mixture (10%) retries options that failed
-        # once. Exploration comes from it: with the paper's alpha = 0.01 the bonus of Eq. 3
-        # multiplies a weight by at most e^0.15 (1 sample of 1,000)
         allowed = [option in (legal or options) for option in options]
         top = max(itertools.compress(scores, allowed))
-        weights = [math.exp(SHARPNESS * (score - top)) if fits else 0.0
-                   for score, fits in zip(scores, allowed)]
-        return [0.9 * weight / sum(weights) + 0.1 * fits / sum(allowed)
-                for weight, fits in zip(weights, allowed)]
+        weights = [math.exp(score - top) if fits else 0.0 for score, fits in zip(scores, allowed)]
+        return [weight / sum(weights) for weight in weights]
 
 
 # The edits of an attention. Each yields replacements for the operation `old`. Some are illegal.
@@ -1770,7 +1761,7 @@ def train_language_model(model, data, cfg, run):
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
     for step, batches in enumerate(made, begin):
         model.train()
-        if step and step == short_steps(cfg) and not cfg.init:  # short sequences end (D46)
+        if step and step == short_steps(cfg) and not cfg.init:  # short sequences end (D31)
             line = extend_positions(model, cfg.length // short_times(cfg), cfg.length)
             print0(ranks, f"step {step}{line}")
         rate = learning_rate(step, cfg)
@@ -1957,7 +1948,7 @@ def start_from(model, source):
 def extend_positions(model, trained, length):
     """Copy the embeddings of the `trained` first positions to the positions after them. Returns a
     line about it, or "" if there are none."""
-    # D46: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
+    # D31: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
     # Untrained ones slow the training. --pretrain copies where --init was shorter and where --short
     # ends, and --finetune where inputs are longer. The paper has one length
     if trained >= length:

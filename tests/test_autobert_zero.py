@@ -306,26 +306,24 @@ def line(number, text, score, diverged=False):
 
 
 def test_ucb_is_equation_3():
-    """Each mean includes one pseudo-sample at the overall mean (D8)."""
     scores = abz.ucb([3.0, 0.5, 0.0], [4, 1, 0], alpha=0.1)
     bonus = 0.1 * math.sqrt(2 * math.log(5))
-    expected = [3.7 / 5 + bonus / 2, 1.2 / 2 + bonus, 0.7 + bonus]
-    assert scores == pytest.approx(expected)
+    # D8: an option that was never tried has the mean of all samples
+    assert scores == pytest.approx([3.0 / 4 + bonus / 2, 0.5 + bonus, 3.5 / 5 + bonus])
 
 
 def test_priorities_follow_scores_by_position():
     history = [
         line(0, "softmax(Q) + K | conv3", 0.9),
         line(1, "neg(Q) + K | conv65", 0.5),
-        line(2, "softsign(Q) + K | conv3", 0.0, diverged=True),  # counts as the worst score (D31)
+        line(2, "softsign(Q) + K | conv3", 0.0, diverged=True),
     ]
     priority = abz.OperationPriority(history, abz.Config(alpha=0.0))
     first = dict(zip(abz.OPS, priority.probabilities(abz.OPS, 0)))
-    assert first["softmax"] > first["add"] > first["neg"]
-    assert first["softsign"] == pytest.approx(first["neg"])
-    # D9: in deviations, conv3 has 1 and -1, conv65 -1. Each also has the mean as a sample
-    weights = [math.exp(4 * score) for score in (-1 / 9, *[-1 / 3] * 5, -2 / 3)]
-    expected = [0.9 * weight / sum(weights) + 0.1 / 7 for weight in weights]
+    assert first["softmax"] > first["neg"] > first["add"] > first["softsign"]
+    # the softmax of the means. conv3 has 0.9 and 0, conv65 0.5, and the others the mean (D8)
+    weights = [math.exp(score) for score in (0.45, *[1.4 / 3] * 5, 0.5)]
+    expected = [weight / sum(weights) for weight in weights]
     assert priority.probabilities(abz.KERNELS, 1) == pytest.approx(expected)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import autobert_zero as abz
 from tests.claims import autobert_zero, search_replay, search_sharing, search_table
-from tests.claims.search_replay import KERNELS, OURS, PRINTED, SIZE
+from tests.claims.search_replay import KERNELS, OURS, SHARPER, SIZE
 
 BERT = KERNELS + search_table.ATTENTIONS.index(abz.BERT_ATTENTION)
 
@@ -63,7 +63,7 @@ def test_a_replay_has_the_priorities_of_the_search(table):
 
 
 @pytest.mark.parametrize("settings", [
-    OURS, PRINTED, OURS._replace(strategy="evolution"), OURS._replace(strategy="random"),
+    OURS, SHARPER, OURS._replace(strategy="evolution"), OURS._replace(strategy="random"),
     OURS._replace(trainings=2), OURS._replace(again=True)])
 def test_a_replay_trains_each_network_of_the_table_once(settings, table):
     steps = search_replay.replay(table, settings, seed=0, budget=300)
@@ -125,6 +125,7 @@ def test_the_record_of_replays_answers_its_claims(table, monkeypatch):
     monkeypatch.setattr(search_replay, "VARIANT_SEEDS", 1)
     shape = {"population": 10, "parents": 2, "children": 5}
     monkeypatch.setattr(search_replay, "SHAPES", {"100": (30, shape), "775": (20, shape)})
+    monkeypatch.setattr(search_replay, "JUDGED", (("100", 20), ("100", 30), ("775", 20)))
     scores = {"MNLI": table, "SST-2": table}
     record = search_replay.report(scores, search_replay.run_experiments(scores, jobs=1))
     for claim in autobert_zero.replay.claims:

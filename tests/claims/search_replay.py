@@ -24,11 +24,11 @@ SIZE = len(LAYERS)  # a network is the number first layer x SIZE + second layer
 class Settings(NamedTuple):
     """The settings of a replay. The defaults are the search's own."""
     strategy: str = "op-nas"  # op-nas, evolution or random
-    sharpness: float = abz.SHARPNESS  # of the priorities (D9)
     alpha: float = 0.01  # of Eq. 3
-    standardised: bool = True  # scores in standard deviations (D9), else raw
-    uniform: float = 0.1  # the uniform fraction of the probability (D9)
-    prior: float = 1.0  # pseudo-samples of the mean score per option (D8)
+    sharpness: float = 1.0  # factor of Eq. 3 in the softmax
+    standardised: bool = False  # scores in standard deviations, not fractions (D9)
+    uniform: float = 0.0  # the uniform fraction of the probability
+    prior: float = 0.0  # pseudo-samples of the mean score per option (D8)
     change_kind: float = 0.5  # probability that a layer's kind changes (D16)
     attentions: float = 1 / 3  # probability of an attention in a random layer (D23)
     population: int = 100
@@ -39,9 +39,8 @@ class Settings(NamedTuple):
 
 
 OURS = Settings()
-# Eq. 3 with mean scores in 0..1, alpha 0.01 and a plain softmax. The inter-layer mutation is ours:
-# it draws the kind of a random layer, which changes it with probability 1/2
-PRINTED = Settings(sharpness=1.0, standardised=False, uniform=0.0, prior=0.0)
+# a sharper softmax, which earlier versions of the search had
+SHARPER = Settings(sharpness=4.0, standardised=True, uniform=0.1, prior=1.0)
 
 
 class Edits(NamedTuple):
@@ -257,7 +256,7 @@ def replay_all(scores, settings, seeds, views=1, budget=COUNTS[-1]):
 
 STRATEGIES = {
     "OP-NAS": OURS,
-    "OP-NAS as printed": PRINTED,
+    "OP-NAS, sharper": SHARPER,
     "evolution": OURS._replace(strategy="evolution"),
     "random search": OURS._replace(strategy="random"),
 }
@@ -266,13 +265,15 @@ SHAPES = {
     "100": (100, {"population": 8, "parents": 2, "children": 2}),
     "775": (775, {"population": 100, "parents": 5, "children": 5}),
 }
-# one change each of our OP-NAS
+JUDGED = (("100", 20), ("100", 100), ("775", 775))  # shape, number of candidates
+# one change each of OP-NAS
 VARIANTS = {
-    **{f"SHARPNESS {value}": {"sharpness": value} for value in (1, 2, 8, 16)},
+    "scores in percent (D9)": {"sharpness": 100.0, "alpha": 0.0001},
+    **{f"scores in standard deviations times {value}": {"standardised": True, "sharpness": value}
+       for value in (1, 4, 16)},
     **{f"alpha {value}": {"alpha": value} for value in (0.1, 1.0)},
-    **{f"uniform part {value}": {"uniform": value} for value in (0.0, 0.3)},
-    "scores as they are (D9)": {"standardised": False},
-    "no prior sample (D8)": {"prior": 0.0},
+    "uniform part 0.1": {"uniform": 0.1},
+    "a pseudo-sample of the mean": {"prior": 1.0},
     **{f"a kind changes with probability {value} (D16)": {"change_kind": value}
        for value in (0.0, 1.0)},
     **{f"attentions with probability {value} (D23)": {"attentions": value}
@@ -342,16 +343,17 @@ def run_experiments(scores, jobs):
             for task, each in results.items()}
 
 
-def difference(results, one, other):
-    """The Interval of the difference in the five best, over searches that both have."""
-    pairs = zip(results[one][:, -1, 1], results[other][:, -1, 1])
+def difference(results, one, other, point=-1):
+    """The Interval of the difference in the five best, over searches that both have. point: the
+    index in COUNTS."""
+    pairs = zip(results[one][:, point, 1], results[other][:, point, 1])
     return interval([float(a - b) for a, b in pairs])
 
 
 def report(scores, results):
     """The record of a study: values, intervals, curves, variants and lines of a picture."""
-    intervals = {"replay-random": {}, "replay-evolution": {}, "replay-printed": {}}
-    others = "random search", "evolution", "OP-NAS as printed"
+    intervals = {"replay-random": {}, "replay-evolution": {}, "replay-sharper": {}}
+    others = "random search", "evolution", "OP-NAS, sharper"
     curves = {}
     variants = {}
     best = {}
@@ -370,10 +372,10 @@ def report(scores, results):
                 measured = difference(experiments, (size, name), (size, base))
                 variants.setdefault(key, {})[name] = [round(each, 4) for each in measured]
         for claim, other in zip(intervals, others):
-            for size in SHAPES:
-                label = f"{task}, {size} candidates"
+            for size, count in JUDGED:
+                label = f"{task}, {count} candidates"
                 intervals[claim][label] = difference(
-                    experiments, (size, "OP-NAS"), (size, other))
+                    experiments, (size, "OP-NAS"), (size, other), COUNTS.index(count))
     points = curves["MNLI, up to 775"]
     return {
         "values": {name: [[*each.values()][-1][1]] for name, each in points.items()},
