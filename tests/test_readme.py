@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT, slow
 
 import albert
+import autobert_zero as abz
 from common import cli, distributed
 from data import prepare
 
@@ -106,6 +107,15 @@ def test_costs_on_the_front_page_are_those_of_describe(file, flags, runs, capsys
     expected = cost["days"]["H100"] * runs * per_day
     assert float(number) == pytest.approx(expected, rel=0.07)
     assert int(memory) == round(cost["memory_gb"]["total"])
+
+
+def test_days_of_fine_tuning_on_the_front_page():
+    """775 candidates, three passes over the training examples of GLUE without WNLI."""
+    cfg = abz.Config()
+    cost = abz.count(abz.read_arch(cfg.arch, cfg.layers), cfg)
+    seconds = 3 * cost["flops"] * 3 * 949_098 / (distributed.UTILIZATION * 989e12)
+    days, = re.findall(r"and ([\d.]+) days of fine-tuning", FRONT)
+    assert float(days) == pytest.approx(775 * seconds / 86400, rel=0.02)
 
 
 def test_days_and_memory():
