@@ -229,7 +229,7 @@ def test_learning_rates_are_the_papers(file, settings, rates):
 
 @pytest.mark.parametrize("file", [albert, autobert_zero])
 def test_new_positions_are_copies_of_those_that_the_model_was_trained_on(file):
-    """D26 of albert.py, D46 of autobert_zero.py: --init of a run with a shorter --length."""
+    """D26 of albert.py, D31 of autobert_zero.py: --init of a run with a shorter --length."""
     cfg = file.Config(**SHAPE)
     arch = [file.parse_arch("conv3 | conv3")] if file is autobert_zero else []
     model = file.LanguageModel(*arch, cfg)
