@@ -968,7 +968,7 @@ def ucb(totals, counts, alpha):
     bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
     scores = []
     for total, tries in zip(totals, counts):
-        # D8: Eq. 3 divides by N_i. An untried option has the mean of all samples, and N_i = 1
+        # D8: an untried option has the mean of all samples, and N_i = 1, since Eq. 3 divides by N_i
         mu = total / tries if tries else mean
         scores.append(mu + bonus / math.sqrt(max(tries, 1)))
     return scores
