@@ -836,10 +836,9 @@ def slot(name, value, arch):
 
 
 def cut_out(weights, model):
-    """{name: weight} that a model takes from a super-net's weights.
-
-    A candidate also takes the transforms (Sec. 3.2, BIWS (1)). A model outside a search has none.
-    Its kernels are multiplied by them.
+    """{name: weight} that a model takes from a super-net's weights. A candidate also takes the
+    transforms (Sec. 3.2, BIWS (1)). A model outside a search has none, since its kernels are
+    multiplied by them.
     """
     state = model.state_dict()
     taken = {}
@@ -943,9 +942,9 @@ def gain(expression, cfg):
 def sample_attention(rng, cfg):
     """A random legal attention of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
-    # D38: the output of a random attention has between 0.001 and half of its input's size. V +
-    # neg(V) adds nothing. Many products over tokens without a softmax add so much that LayerNorm
-    # suppresses the input, and the network does not learn. Mutations have no such limit
+    # D38: the output of a random attention has 0.001 to 0.5 of its input's size. V + neg(V) adds
+    # nothing. Many products over tokens without a softmax add so much that LayerNorm suppresses the
+    # input, and the network does not learn. Mutations have no such limit
     while True:
         expression = grow(rng, rng.randint(1, MAX_PATH))
         if expression and searchable(expression) and 0.001 < gain(expression, cfg) < 0.5:

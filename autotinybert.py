@@ -95,7 +95,7 @@ class Config:
     finetune_epochs: int | None = None  # passes over the task [>= 1]
     finetune_batch: int | None = None  # examples per step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
-    finetune_length: int | None = None  # Default: 128, SQuAD 384, MLM-saved --length [8, 512]
+    finetune_length: int | None = None  # tokens (128, for SQuAD 384, MLM-saved --length) [8, 512]
     runs: int = 1  # seeds of each fine-tuning in --finetune [>= 1]
     # latency
     speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]

@@ -119,7 +119,7 @@ class Config:
     keep: int = 3  # features left after pruning, besides types. 0, or --samples below 160: all
     generations: int = 30  # of the evolution, as in HAT [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
-    finalists: int = 10  # measured architectures that keep the limit, in ranked order [>= 1]
+    finalists: int = 10  # measured architectures within the limit, in ranked order [>= 1]
     # evaluation
     beam: int = 4  # beams of a translation, Sec. 4.1.4 [>= 1]
 
@@ -1237,7 +1237,7 @@ def find_architecture(supernet, space, data, cfg, run):
 
 
 def search(cfg, command):
-    """Train a super-net and search an architecture in it."""
+    """Train a super-net and search for an architecture in it."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -1328,8 +1328,8 @@ def causal_weights(q, k, cosines):
 
 
 def chunked_sums(q, k, v, cosines, size):
-    """causal_weights(q, k, cosines) @ v in O(T). A chunk of `size` tokens reads itself by these
-    weights, and earlier chunks as a running sum of keys times values, Eq. 2."""
+    """causal_weights(q, k, cosines) @ v in O(T): these weights within a chunk of `size` tokens, and
+    a running sum of keys times values over earlier chunks, Eq. 2."""
     T = q.shape[2]
     padding = (0, 0, 0, -T % size)
     q, k, v = (F.pad(x, padding).unflatten(2, (-1, size)) for x in (q, k, v))  # (B, N, C, size, D)
