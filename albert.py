@@ -107,7 +107,7 @@ class Config:
     finetune_length: int | None = None  # tokens per input [>= 8]
     finetune_dropout: float | None = None  # hidden and attention dropout [0, 1)
     runs: int = 1  # seeds of each task. The median is reported (D20) [>= 1]
-    eval_every: int = 0  # steps between evaluations, of which the best counts. 0: up to 20 in all
+    eval_every: int = 0  # steps between evaluations (the best counts). 0: up to 20 in all
     ensemble: tuple[str, ...] = ()  # run folders of --finetune whose predictions are averaged
 
 
@@ -1074,7 +1074,7 @@ def check_length(cfg, command):
 
 
 def resolve_data(cfg, source, tokenizer):
-    """The settings with the vocabulary size: the tokenizer's, or that of --init's embedding."""
+    """The settings with the vocabulary size, the tokenizer's or --init's embedding's."""
     size = tokenizer.vocab_size
     if source:
         size = len(source.weights["encoder.token_embedding.weight"])

@@ -836,9 +836,10 @@ def slot(name, value, arch):
 
 
 def cut_out(weights, model):
-    """{name: weight} that a model takes from a super-net's weights. A candidate also takes the
-    transforms (Sec. 3.2, BIWS (1)). A model outside a search has none, since its kernels are
-    multiplied by them.
+    """{name: weight} that a model takes from a super-net's weights.
+
+    A candidate also takes the transforms (Sec. 3.2, BIWS (1)). A model outside a search has none,
+    since its kernels are multiplied by them.
     """
     state = model.state_dict()
     taken = {}

@@ -1452,7 +1452,7 @@ class Translator(nn.Module):
         """Embeddings of tokens and their positions, from `first`. (B, T) -> (B, T, H)"""
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
-        # D27*: sinusoids are made for the sampled width. HAT slices those of the widest network.
+        # D27*: sinusoids are made for the sampled width. HAT slices the widest network's.
         x = x + sinusoids(positions, width).to(x.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 

@@ -275,7 +275,7 @@ def prepare_model(model, ranks, compile=False):
 
 
 def no_sync_until(network, ranks, last):
-    """A context in which a DistributedDataParallel network exchanges gradients only for the last
+    """A context where a DistributedDataParallel network exchanges gradients only for the last
     micro-batch of a step."""
     synced = isinstance(network, nn.parallel.DistributedDataParallel)
     return network.no_sync() if synced and not last else contextlib.nullcontext()

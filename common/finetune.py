@@ -298,8 +298,8 @@ def finetune_job(model, tuning, cfg, folder, run):
 
 
 def write_outputs(task, outputs, folder):
-    """Write the official files of {split: outputs}. Returns dev's metrics, and those of other
-    labelled splits as "SPLIT METRIC"."""
+    """Write the official files of {split: outputs}. Returns dev's metrics, and for other labelled
+    splits "SPLIT METRIC"."""
     metrics = task.score("dev", outputs["dev"])
     for split, each in outputs.items():
         task.write(split, each, folder)

@@ -153,8 +153,8 @@ def batch_indices(lengths, batch_size, seed, epoch):
 def batches(features, batch_size, seed=None, epoch=0):
     """Yield features.batch(index, width) as dictionaries of CPU tensors, with "index" (B,) int64.
 
-    features: of any task. The order is that of batch_indices. The width is the longest example in
-    the batch, rounded up to a multiple of 8 for GPUs, up to max_length. "lengths" is missing if all
+    features: of any task. batch_indices gives the order. The width is the longest example in the
+    batch, rounded up to a multiple of 8 for GPUs, up to max_length. "lengths" is missing if all
     sequences are full, since attention then needs no mask, and GPUs can use flash kernels.
     """
     longest = features.lengths.reshape(len(features), -1).max(axis=1)  # of RACE's four inputs

@@ -237,8 +237,8 @@ class Corpus:
             yield random, *self.stretch(number, length, seed), size
 
     def choose_sentences(self, random, document, left, right, size):
-        """(first, one after the last) of the sentences for up to `size` tokens, out of those of the
-        stretch left .. right."""
+        """(first, one after the last) of the sentences for up to `size` tokens within the stretch
+        left .. right."""
         low, high = self.sentence_range(document)
         begin = self.starts[low]
         end = self.starts[high]

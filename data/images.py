@@ -164,7 +164,7 @@ def save_spec(run, spec):
 
 
 def print_differences(path, images, width, spec):
-    """Warn if the images of a file differ in size or colour from those of the network."""
+    """Warn if the images of a file differ in size or colour from the network's."""
     if images.shape[-1] != width:
         side = images.shape[-1]
         print(f"warning: {path}: images of {side} x {side} are resampled to the network's "

@@ -116,7 +116,7 @@ def test_the_weights_of_the_best_evaluation_count(tasks, monkeypatch):
 
 
 def test_micro_batches_have_the_gradient_of_the_batch():
-    """Also those of unequal sizes."""
+    """Also for unequal sizes."""
     model = torch.nn.Linear(1, 1)
     model.loss = lambda batch: (model.weight * batch["ids"]).mean()
     for accumulate in (1, 2, 3):

@@ -146,7 +146,7 @@ def test_torchrun_continues_what_was_stopped(name, sign, to, ready, tmp_path):
 
 @pytest.mark.slow
 def test_two_machines_end_as_one(ready, tmp_path):
-    """Two torchrun groups of one process each, which meet like those of two machines."""
+    """Two torchrun groups of one process each, as on two machines."""
     command = filled(RUNS["autobert_zero search"], **ready)
     one = tmp_path / "one"
     two = tmp_path / "two"

@@ -2,7 +2,7 @@
 
 The table (search_table.py) has the truth: a network's score with other seeds. It also has scores
 without sharing at the same cost: 50 steps of pre-training from a warm start. With sharing, a
-candidate starts from the super-net instead, which each round writes back (Algorithm 1).
+candidate starts from the super-net, which each round updates (Algorithm 1).
 """
 import random
 import statistics
