@@ -50,7 +50,7 @@ from torch.utils.flop_counter import FlopCounterMode
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
-    override presets, and presets override defaults. The defaults are the preset base; the command
+    override presets, and presets override defaults. The defaults are the preset base. The command
     line starts from the preset demo."""
     preset: str = "base"  # demo | base | large | xlarge | xxlarge | bert-base | bert-large
     out: str = ""  # run folder. Default: runs/albert-ACTION-PRESET

@@ -60,7 +60,7 @@ def test_the_majority_baseline(tasks):
 
 
 def fine_tuned(task, loss, *run, evaluate_at=(), cfg=Config()):
-    """The state after a fine-tuning of a model of two weights; loss(weight) is its loss."""
+    """The state after fine-tuning a model of two weights. loss(weight) is its loss."""
     model = torch.nn.Linear(1, 2)
     model.forward = lambda batch: model.weight.T.expand(len(batch["ids"]), 2)
     model.loss = lambda batch: loss(model.weight)

@@ -7,11 +7,11 @@
     FILL_call
     states = network.encoder(**batch)  # (B, T, H), for a head of your own
 
-A batch has ids, token_type_ids (0 or 1): (B, T) int64, padded with anything; lengths: (B,) real
+A batch has ids, token_type_ids (0 or 1): (B, T) int64, padded with anything, and lengths (B,) of
+real tokens. A sequence is CLS, text, SEP or CLS, first, SEP, second, SEP, and has at most LENGTH
 tokens.
-A sequence is CLS, text, SEP or CLS, first, SEP, second, SEP, and has at most LENGTH tokens.
 The vocabulary is FILL_vocabulary next to this file, FILL_case.
-The classes are those of autobert_zero.py. Comments D1, D2, ... are departures from the paper.
+The classes are from autobert_zero.py. Comments D1, D2, ... are departures from the paper.
 B batch, T tokens, H hidden, N heads, D head dim, V vocabulary, E embedding, K kernel.
 
 FILL_layers
