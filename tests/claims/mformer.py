@@ -50,9 +50,8 @@ def make_stripes(folder):
     return folder.resolve()
 
 
-SPACE = (
-    "--preset small --cost flops --layers 3 --hidden 64 --ffn 64 96 128 --heads 4 --batch 32 "
-    "--steps 1600 --augment 1 0 0 --latency_limit 0.016").split()
+MIXTURE = "--preset small --cost flops --batch 32 --steps 1600 --augment 1 0 0".split()
+SPACE = "--layers 3 --hidden 64 --ffn 64 96 128 --heads 4 --latency_limit 0.016".split()
 DATA = ("stripes", "demo images")
 
 
@@ -60,8 +59,8 @@ def found_networks(options, flags, data):
     """{arm: architecture}: the result of a search of each space under one limit, and the best
     random sample of the mixed space."""
     commands = {
-        space: [PROGRAM, "--search", *flags, "--space", space, "--samples", 100, "--held_out", 250,
-                "--seed", 0, *options.flags]
+        space: [PROGRAM, "--search", *flags, *SPACE, "--space", space, "--samples", 100,
+                "--held_out", 250, "--seed", 0, *options.flags]
         for space in ("mixed", "softmax", "linear")
     }
     names = {run_name(data, "search", space): words for space, words in commands.items()}
@@ -93,7 +92,7 @@ def mixture(options):
     values = {}
     networks = {}
     for data, source in sources.items():
-        flags = [*SPACE, *source]
+        flags = [*MIXTURE, *source]
         archs = found_networks(options, flags, data)
         values.update(train_and_score(options, flags, archs, "accuracy"))
         networks.update(archs)
