@@ -33,7 +33,8 @@ def section():
     for name in FILES:
         text = (ROOT / name).read_text(encoding="utf-8")
         if f"grep -n '# D[0-9]' {name}" in text:
-            items = [f"- {FIRST.match(words)[0]}\n" for _, words in sorted(departures(text))]
+            firsts = [FIRST.match(words)[0].rstrip(".") for _, words in sorted(departures(text))]
+            items = [f"- {first}.\n" for first in firsts]
             lists.append(f"\n### {name}\n\n{''.join(items)}")
     return "".join(lists) + "\n"
 
