@@ -45,8 +45,8 @@ FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64 --runs 1"
 SEARCHES = {
     "autobert_zero":
         "--corpus {corpus} --glue {glue} --tasks CoLA,{reviews} "
-        "--layers 2 --hidden 16 --heads 2 --ffn 16 --length 16 "
-        "--batch 4 --steps 4 --population 3 --rounds 1 --parents 1 --children 3 --finalists 1 "
+        "--layers 2 --hidden 16 --heads 2 --ffn 16 "
+        "--batch 4 --steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
         f"--finalist_times 1 {FEW}",
     "autotinybert":
         "--corpus {corpus} --tasks {reviews} --largest 2-24-40-4-24 --smallest 1-8-8-1-8 "

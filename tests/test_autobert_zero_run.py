@@ -35,7 +35,7 @@ def searched(finished):
 
 def test_a_search_writes_history_best_network_and_the_next_command(searched, works, capsys):
     lines = read_jsonl(searched / "history.jsonl")
-    assert [line["round"] for line in lines] == [0] * 3 + [1] * 3
+    assert [line["round"] for line in lines] == [0] * 3 + [1] * 4
     assert lines[0]["scores"].keys() == {"CoLA", "reviews"}
     best = read_json(searched / "best.json")
     first = max(lines, key=lambda line: line["score"])

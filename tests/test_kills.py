@@ -42,6 +42,7 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
     program, *words = shlex.split(filled(RUNS[name], **ready))
     main = importlib.import_module(program).main
     out = tmp_path / "killed"
+    done = out / "done.json"
     lives = 0
     deaths = 0
     rename = Path.replace
@@ -54,14 +55,17 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
         return rename(source, target)
 
     monkeypatch.setattr(Path, "replace", mortal)  # gives every file its name
-    while not (out / "done.json").exists():
-        lives = 4 * 2 ** deaths  # more each time: a run that begins again writes a few files first
+    while not done.exists():
+        lives = int(4 * 1.25 ** deaths)  # more: a run that begins again writes a few files first
         try:
             main([*words, "--out", str(out)])
         except Killed:
             deaths += 1
             release_locks()
     assert deaths >= 2
+    lives = 0  # no more deaths
+    done.unlink()  # as if it had died before its last write
+    assert main([*words, "--out", str(out)]) == 0
     assert differences(whole, out) == []
 
 
