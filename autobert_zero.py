@@ -864,10 +864,10 @@ class SuperNet:
 
     def __init__(self, cfg):
         # D30: both branches share one FFN. The paper does not say
-        everything = parse_formula("Q + K + V + P")
+        four_inputs = parse_formula("Q + K + V + P")  # has all projections. It never runs either
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
-            attention = LanguageModel((everything,) * cfg.layers, cfg, shared=True)
+            attention = LanguageModel((four_inputs,) * cfg.layers, cfg, shared=True)
             convolution = LanguageModel((max(KERNELS),) * cfg.layers, cfg, shared=True)
         self.weights = {**convolution.state_dict(), **attention.state_dict()}
         for layer, size in itertools.product(range(cfg.layers), KERNELS[:-1]):
@@ -937,7 +937,7 @@ def gain(expression, cfg):
     shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads
     inputs = deviation * torch.randn(shape, generator=generator)
     values = run_graph(path_of(expression), dict(zip(INPUTS, inputs)))
-    return deviation * values[expression].square().mean().sqrt().item()  # deviation: of W_O
+    return deviation * values[expression].square().mean().sqrt().item()  # W_O scales too
 
 
 def sample_attention(rng, cfg):
@@ -960,18 +960,21 @@ def sample_arch(rng, cfg):
                  for _ in range(cfg.layers))
 
 
-def ucb(totals, counts, alpha):
-    """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). totals: sums of each
-    option's scores. counts: N_i, the number of its samples."""
-    N = sum(counts)  # D21: N counts the samples at this position. The paper's counts all
-    mean = sum(totals) / max(N, 1)
-    bonus = alpha * math.sqrt(2 * math.log(max(N, 1)))
-    scores = []
-    for total, tries in zip(totals, counts):
+def ucb(samples, alpha):
+    """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). samples: for each option,
+    the scores of the candidates that have it."""
+    # D21: N, N_i and mu_i are of the samples at one position. The paper's N counts all, and its
+    # mu_i has all paths with the operation
+    N = max(1, sum(map(len, samples)))
+    mean = sum(map(sum, samples)) / N
+    bonus = alpha * math.sqrt(2 * math.log(N))
+    bounds = []
+    for scores in samples:
         # D8: an untried option has the mean of all samples, and N_i = 1, since Eq. 3 divides by N_i
-        mu = total / tries if tries else mean
-        scores.append(mu + bonus / math.sqrt(max(tries, 1)))
-    return scores
+        N_i = max(1, len(scores))
+        mu = sum(scores) / N_i if scores else mean
+        bounds.append(mu + bonus / math.sqrt(N_i))
+    return bounds
 
 
 def ranked(history):
@@ -993,13 +996,12 @@ class OperationPriority:
         for line in history:
             for number, layer in enumerate(parse_arch(line["arch"])):
                 if isinstance(layer, int):
-                    options = [(number, layer)]
-                else:
-                    options = [(position, op) for position, (op, *_) in enumerate(path_of(layer))]
+                    self.samples[number, layer].append(line["score"])
+                    continue
                 # D33: N_i of Eq. 3 counts the occurrences of an operation in evaluated candidates.
                 # The paper counts how often it was sampled. A child inherits most operations
-                for option in options:
-                    self.samples[option].append(line["score"])
+                for position, (op, *_) in enumerate(path_of(layer)):
+                    self.samples[position, op].append(line["score"])
 
     def probabilities(self, options, position, legal=None):
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
@@ -1007,11 +1009,11 @@ class OperationPriority:
         # D9: scores are fractions, so that the softmax is nearly uniform. The paper gives no unit.
         # Percent makes it nearly a maximum, and found worse networks (tests/claims, replay)
         samples = [self.samples[position, option] for option in options]
-        scores = ucb([sum(each) for each in samples], [len(each) for each in samples],
-                     self.cfg.alpha)
-        allowed = [option in (legal or options) for option in options]
-        top = max(itertools.compress(scores, allowed))
-        weights = [math.exp(score - top) if fits else 0.0 for score, fits in zip(scores, allowed)]
+        bounds = dict(zip(options, ucb(samples, self.cfg.alpha)))
+        legal = legal or options
+        top = max(bounds[option] for option in legal)  # so that exp does not overflow
+        weights = [math.exp(bounds[option] - top) if option in legal else 0.0
+                   for option in options]
         return [weight / sum(weights) for weight in weights]
 
 
@@ -1174,7 +1176,8 @@ def propose(history, number, cfg):
     proposals = []
     while len(proposals) < sizes[number]:
         if parents:
-            line = parents[len(proposals) // cfg.children % len(parents)]
+            turn = len(proposals) // cfg.children  # a parent has all its children in one turn
+            line = parents[turn % len(parents)]
             parent = line["id"]
             arch = mutate(parse_arch(line["arch"]), rng, priority)  # Alg. 1, lines 6, 7
         else:
@@ -1295,8 +1298,9 @@ def search(supernet, run, data, cfg):
         name = f"round-{number}"
         proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # lines 1, 4 to 7
         archs = {key: arch for key, (_, arch) in proposals.items()}
-        results = score_candidates(archs, number, supernet, run, name, data, cfg,  # lines 2, 8, 9
-                               score_to_beat(history, data))
+        best = score_to_beat(history, data)
+        results = score_candidates(  # lines 2, 8, 9
+            archs, number, supernet, run, name, data, cfg, best)
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
             for key, (parent, arch) in proposals.items()]
@@ -1346,7 +1350,7 @@ def first_super_net(source, run, data, cfg):
     or after a warm start."""
     first = SuperNet(cfg)
     if source and source.arch:
-        seed_everything(cfg.seed, "model")  # a fine-tuned model has no language-model heads
+        seed_everything(cfg.seed, "model")  # for the heads, which a fine-tuned model lacks
         model = LanguageModel(parse_arch(source.arch), cfg)
         print0(run.ranks, start_from(model, source))
         first.write_back([(model.encoder.arch, model.state_dict())])

@@ -306,7 +306,7 @@ def line(number, text, score, diverged=False):
 
 
 def test_ucb_is_equation_3():
-    scores = abz.ucb([3.0, 0.5, 0.0], [4, 1, 0], alpha=0.1)
+    scores = abz.ucb([[1.0, 0.5, 0.5, 1.0], [0.5], []], alpha=0.1)
     bonus = 0.1 * math.sqrt(2 * math.log(5))
     # D8: an option that was never tried has the mean of all samples
     assert scores == pytest.approx([3.0 / 4 + bonus / 2, 0.5 + bonus, 3.5 / 5 + bonus])
