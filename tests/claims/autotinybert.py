@@ -83,37 +83,50 @@ def shape(options):
 
 STUDENT = "3-48-192-6-48"
 TEACHER = "4-96-384-6-96"
+STEPS = {TEACHER: 6000, STUDENT: 1500}  # of 32 sequences of 48 tokens
 TASKS = ("CoLA", "MNLI", "QNLI", "RTE")
 
 
+def tuned_scores(options, arm, folders):
+    """[mean score of TASKS after fine-tuning each folder with seed 1, 2, ...]"""
+    commands = {
+        run_name("tune", arm, seed): [PROGRAM, "--finetune", ",".join(TASKS), "--init", folder,
+                                      "--seed", seed, *options.flags]
+        for seed, folder in enumerate(folders, 1)
+    }
+    scores = []
+    for folder in run_all(options, commands).values():
+        tasks = read(folder / "done.json")["tasks"]
+        scores.append(statistics.mean(tasks[name]["median"] for name in TASKS))
+    return scores
+
+
 @study(
-    "0.4 core-hours",
+    "1 core-hour",
     Claim("distillation", "Distillation makes better models than masked words",
           "S1: average 81.9 against 78.9 (Tables 1, 2)", [("distilled", "masked words")]),
     picture=dots("mean of CoLA (Matthews), MNLI, QNLI, RTE"))
 def distillation(options):
-    """Teacher 4-96-384-6-96, 3,000 steps of 32 sequences of 48 tokens. Student 3-48-192-6-48 from
-    scratch, 700 steps with the teacher's losses or on masked words, then fine-tuned."""
+    """Teacher 4-96-384-6-96, 6,000 steps of 32 sequences of 48 tokens on masked words. Student
+    3-48-192-6-48 from scratch, 1,500 steps with the teacher's losses or on masked words. All are
+    fine-tuned with three seeds. The plan, written before the runs: an earlier study had a teacher
+    of 3,000 steps and students of 700, and the teacher was hardly better than a student of masked
+    words (0.749 against 0.732). The comparison tests the claim only if this teacher is better than
+    the student of masked words by more than 0.03. Three seeds, no further batch."""
     seeds = range(1, options.seeds + 1)
     begin = [PROGRAM, "--further_train", "--arch"]
-    first = [*begin, TEACHER, "--further_steps", 3000, *options.flags]
+    first = [*begin, TEACHER, "--further_steps", STEPS[TEACHER], *options.flags]
     teacher = run_all(options, {"teacher": first})["teacher"]
     ways = {"masked words": [], "distilled": ["--setting", "distill", "--teacher", teacher]}
     commands = {
-        run_name(way, seed): [*begin, STUDENT, *flags, "--further_steps", 700, "--tokenizer",
-                              teacher, "--seed", seed, *options.flags]
+        run_name(way, seed): [*begin, STUDENT, *flags, "--further_steps", STEPS[STUDENT],
+                              "--tokenizer", teacher, "--seed", seed, *options.flags]
         for way, flags in ways.items() for seed in seeds
     }
-    tuning = {
-        f"tune-{name}": [PROGRAM, "--finetune", ",".join(TASKS), "--init", folder, "--seed",
-                         name.rpartition("-")[2], *options.flags]
-        for name, folder in run_all(options, commands).items()
-    }
-    scores = []
-    for folder in run_all(options, tuning).values():
-        tasks = read(folder / "done.json")["tasks"]
-        scores.append(statistics.mean(tasks[name]["median"] for name in TASKS))
-    return {"values": {"masked words": scores[:options.seeds], "distilled": scores[options.seeds:]}}
+    students = run_all(options, commands)
+    arms = {way: [students[run_name(way, seed)] for seed in seeds] for way in ways}
+    arms["the teacher"] = [teacher] * options.seeds
+    return {"values": {arm: tuned_scores(options, arm, folders) for arm, folders in arms.items()}}
 
 
 SPEEDUPS = {  # Table 4, S4 as in Table 1 (the two disagree)
