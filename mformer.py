@@ -116,7 +116,7 @@ class Config:
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
     latency_limit: float = 0.0  # largest latency, in the unit of --cost. 0: 0.9 of the median
-    keep: int = 3  # features left after pruning, besides types. 0, or --samples below 160: all
+    keep: int = 3  # most important features to search, and types. 0, or --samples below 160: all
     generations: int = 30  # of the evolution, as in HAT [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
     finalists: int = 10  # measured architectures within the limit, in ranked order [>= 1]
@@ -1137,7 +1137,8 @@ def measure_archs(archs, round_name, supernet, data, cfg, run, limit=math.inf, e
     on_main(ranks, write_atomic, path, jsonl(history))  # without a line that a kill cut short
     lines = [line for line in history if line["round"] == round_name]
     bar = progress(ranks, len(archs), f"measuring {round_name}s", len(lines))
-    while (missing := enough - len(kept(lines, limit))) and len(lines) < len(archs):
+    while len(lines) < len(archs) and len(within_limit(lines, limit)) < enough:
+        missing = enough - len(within_limit(lines, limit))
         chosen = archs[len(lines):][:min(4 * ranks.size, missing)]
         began = time.perf_counter()
         losses, latencies = measure(chosen, supernet, data, cfg, ranks, limit)
@@ -1183,15 +1184,14 @@ def measure(archs, supernet, data, cfg, ranks, limit):
 def check_limit(space, cfg, device):
     """UserError if the fastest architecture breaks --latency_limit. It has the smallest widths and
     depths. The fastest number of heads and type depend on the device."""
-    def smallest(pick_heads, pick_type):
-        def choose(name, choices, layer):
-            if name.endswith("heads"):
-                return pick_heads(choices)
-            return pick_type(choices) if name in PARTS else min(choices)
-        return build_arch(space, choose)
-
-    fastest = min(measure_latency(smallest(*ends), cfg, device)
-                  for ends in itertools.product((min, max), repeat=2))
+    latencies = []
+    for pick_heads, pick_type in itertools.product((min, max), repeat=2):
+        picks = dict.fromkeys(space, min)
+        picks |= {name: pick_heads for name in space if name.endswith("heads")}
+        picks |= {name: pick_type for name in space if name in PARTS}
+        arch = build_arch(space, lambda name, choices, layer: picks[name](choices))
+        latencies.append(measure_latency(arch, cfg, device))
+    fastest = min(latencies)
     if fastest > cfg.latency_limit:
         raise UserError(f"--latency_limit {cfg.latency_limit}: the fastest architecture takes "
                         f"{latency_text(fastest, cfg)}; raise it or widen the space")
@@ -1206,7 +1206,7 @@ def draw_samples(space, cfg):
         archs[sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))] = None
 
 
-def kept(history, limit):
+def within_limit(history, limit):
     """The history lines within the latency limit."""
     return [line for line in history if line["scores"]["latency"] <= limit]
 
@@ -1214,7 +1214,7 @@ def kept(history, limit):
 def winner(history, limit):
     """The history line with the best loss within the limit."""
     # D9: the winner is chosen by measurements of the best-ranked architectures, not by the rankers.
-    return max(kept(history, limit), key=lambda line: line["score"])
+    return max(within_limit(history, limit), key=lambda line: line["score"])
 
 
 def find_architecture(supernet, space, data, cfg, run):
@@ -1231,7 +1231,7 @@ def find_architecture(supernet, space, data, cfg, run):
     finalists = measure_archs(
         ranked, "finalist", supernet, data, cfg, run, limit, cfg.finalists)
     result = {**winner(samples + finalists, limit), **learned,
-              "finalists": len(finalists), "within": len(kept(finalists, limit))}
+              "finalists": len(finalists), "within": len(within_limit(finalists, limit))}
     on_main(run.ranks, write_json, run.folder / "best.json", result)
     return result
 
@@ -1331,9 +1331,9 @@ def chunked_sums(q, k, v, cosines, size):
     """causal_weights(q, k, cosines) @ v in O(T): these weights within a chunk of `size` tokens, and
     a running sum of keys times values over earlier chunks, Eq. 2."""
     T = q.shape[2]
-    padding = (0, 0, 0, -T % size)
+    padding = (0, 0, 0, -T % size)  # of tokens, the axis before the last
     q, k, v = (F.pad(x, padding).unflatten(2, (-1, size)) for x in (q, k, v))  # (B, N, C, size, D)
-    cosines = F.pad(cosines, (0, 0, *padding)).unflatten(0, (-1, size))
+    cosines = F.pad(cosines, (0, 0, *padding)).unflatten(0, (-1, size))  # (C, size, 2, 1)
     sums = causal_weights(q, k, cosines[0]) @ v  # distances are the same in all chunks
     states = reweight(k[:, :, :-1], cosines[:-1]).mT @ v[:, :, :-1]
     states = states.cumsum(2, dtype=torch.float32).to(q.dtype)  # (B, N, C - 1, 2D, D)
@@ -1374,7 +1374,8 @@ class CausalAttention(Attention):
         if cache is None:
             return causal_linear_attention(q, k, v, cosines)
         new = linear_state(reweight(k, cosines), v, None)
-        cache[:] = [old + part.float() for old, part in zip(cache or (0, 0, 0), new)]
+        so_far = cache or (0, 0, 0)  # state, total, keys
+        cache[:] = [old + part.float() for old, part in zip(so_far, new)]
         return linear_read(reweight(q, cosines), *cache)
 
     def read_softmax(self, q, k, v, cache, first):
