@@ -17,7 +17,7 @@ Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a l
          SuperNet (how candidates share weights), ucb, OperationPriority, mutate, propose,
          score_candidate, search (Alg. 1). Skip at first: the text form, simplify,
          find_softmax_attention, the edits, what a search prints, everything after train_step.
-Differs: There are 45 departures from the paper, D1 to D45: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 46 departures from the paper, D1 to D46: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import collections
@@ -722,6 +722,8 @@ class LanguageModel(nn.Module):
         E = cfg.embedding or cfg.hidden
         self.encoder = Encoder(arch, cfg, shared)
         self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
+        # D46: all sizes train NSP too, as in Sec. 4.1 and App. D.2. Table 4 lists MLM alone for
+        # small and large
         self.next_sentence = nn.Linear(cfg.hidden, 2)
         self.transform = nn.Linear(cfg.hidden, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)

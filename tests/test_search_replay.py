@@ -77,6 +77,13 @@ def test_a_replay_trains_each_network_of_the_table_once(settings, table):
         assert networks[:100] == first  # searches of a seed have the same initial population
 
 
+def test_each_search_of_an_experiment_has_its_seed(table):
+    """Searches 0 and 3 see and judge by the same training seeds, but draw other networks."""
+    results = search_replay.replay_all(table, OURS._replace(population=8), range(4), budget=20)
+    assert results.shape == (4, 1, 2)
+    assert (results[0] != results[3]).any()
+
+
 def test_children_are_a_distribution_near_the_parent(table):
     networks = np.arange(2, 62)
     changes = search_replay.layer_edits(networks, table[networks, 0], OURS)
