@@ -19,7 +19,7 @@ from small_runs import ALONE, RUNS, FakeTokenizer, call, next_command, pretended
 
 import autotinybert as atb
 from common.cli import Command
-from common.files import read_json
+from common.files import read_json, read_jsonl
 from common.run import keep_model
 from common.tokenization import load_tokenizer
 
@@ -358,6 +358,7 @@ def test_finalists_keep_the_limit_that_is_printed(monkeypatch, capsys):
     for line in finalists:
         assert line["milliseconds"] <= line["limit_milliseconds"] == latency.limit
         assert line["speedup"] == pytest.approx(latency.reference / line["milliseconds"])
+    assert atb.confirm(lines, latency, cfg, run) == table  # kept, though the load has changed
 
 
 def test_a_doubtful_predictor_is_told(monkeypatch, capsys):
@@ -508,6 +509,14 @@ def flags(ready, monkeypatch):
 def whole(finished):
     """The folder of a search."""
     return finished("autotinybert search")
+
+
+def test_the_history_has_the_result_of_each_candidate(whole):
+    history = read_jsonl(whole / "history.jsonl")
+    results = [read_json(whole / "candidates" / f"{line['arch']}.json") for line in history]
+    assert len({result["score"] for result in results}) > 1
+    for line, result in zip(history, results):
+        assert line.items() >= result.items()
 
 
 @pytest.mark.parametrize("phases", [
