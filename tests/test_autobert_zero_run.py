@@ -126,6 +126,10 @@ def test_auto_model_opens_an_exported_folder(kind, task, searched, works, capsys
     batch = {"ids": ids, "token_type_ids": torch.zeros_like(ids), "lengths": lengths}
     expected = ours.encoder(**batch) if kind == "Model" else ours(batch)
     assert_close(theirs(ids, attention_mask=mask)[0], expected)
+    if kind.endswith("Classification"):
+        labels = torch.tensor([1, 0])
+        loss = theirs(ids, attention_mask=mask, labels=labels).loss
+        assert_close(loss, torch.nn.functional.cross_entropy(expected, labels))
     with pytest.raises(ValueError, match="padding_side='right'"):
         theirs(ids, attention_mask=mask.flip(1))
 

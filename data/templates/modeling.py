@@ -7,6 +7,7 @@
 A network with the head of a classification also opens with AutoModelForSequenceClassification.
 """
 import torch
+import torch.nn.functional as F
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 
@@ -46,6 +47,12 @@ class NetworkModel(PreTrainedModel):
 
 
 class NetworkForSequenceClassification(NetworkModel):
-    def forward(self, input_ids, **others):
-        """logits: (B, labels)."""
-        return SequenceClassifierOutput(logits=self.network(self.batch_of(input_ids, **others)))
+    def forward(self, input_ids, labels=None, **others):
+        """logits: (B, outputs). labels: (B,), classes, or numbers if there is one output."""
+        logits = self.network(self.batch_of(input_ids, **others))
+        loss = None
+        if labels is not None and logits.shape[-1] == 1:
+            loss = F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
+        elif labels is not None:
+            loss = F.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
