@@ -19,7 +19,7 @@ Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, ev
          Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED   Sec. 7 -> Ranker.importance
          Sec. 8 -> --search_decoder              Fig. 3, Table 5 -> tests/claims
 Tour:    linear_read, reweight, Layer, train_step, train_supernet, Ranker, prune, evolve, search are
-         the paper. Skip at first the sections translation and command line.
+         the paper. Skip at first the translator, the beam search and the command line.
 Differs: There are 31 departures from the paper, D1 to D31: grep -n '# D[0-9]' mformer.py
          A * marks a departure from released code, not from the text of the paper.
 """
@@ -512,73 +512,12 @@ def check_arch(arch, text, cfg):
 # --- model ----------------
 # A super-net is a model that is called with an architecture. Every module slices the leading rows
 # and columns of its weights.
-# D3*: queries, keys and values are sliced separately. The released code slices their joint matrix.
 
-# D30*: the denominator of linear attention is at least FLOOR times the number of visible keys. In
-# the released code the minimum is 1e-3 (in cosFormer's 1e-6). The gradient of a query grows with
-# the inverse of the denominator, and a minimum that ignores the length bounds it less in long
-# sequences.
-FLOOR = 1e-3
-
-
-def cosines_at(positions, longest):
-    """cos a and sin a of Eq. 3, with a = pi/2 i/M, at positions i (T,), for reweight(). M is
-    `longest`. A number gives (T, 2, 1). A tensor (B,), with an M per sentence, gives (B, 1, T, 2,
-    1)."""
-    if torch.is_tensor(longest):
-        longest = longest.view(-1, 1, 1)
-    positions = positions.clamp(max=longest - 1)  # in padding, cosines would be negative
-    angle = (math.pi / 2) * positions / longest
-    return torch.stack([angle.cos(), angle.sin()], dim=-1)[..., None]
-
-
-def reweight(x, cosines):
-    """[ReLU(x) cos a; ReLU(x) sin a]: the product of two of them is
-    ReLU(q) ReLU(k) cos(pi/2 (i - j)/M), Eq. 3. (B, N, T, D) -> (B, N, T, 2D)"""
-    return (F.relu(x)[..., None, :] * cosines.to(x.dtype)).flatten(-2)
-
-
-def linear_state(k, v, mask):
-    """The first product of Eq. 2, over tokens without padding: sum_j k_j v_j^T (B, N, 2D, D) and,
-    for the denominator, sum_j k_j (B, N, 1, 2D) and the number of keys (B, 1, 1, 1).
-
-    k (B, N, S, 2D) is reweighted. v (B, N, S, D). mask (B, S), True where there is no padding.
-    """
-    # D1*: padding stays out of both sums, and M is the true length. cosFormer's code takes the
-    # padded length, so the output of a sentence depends on its batch. In cross-attention M is the
-    # source's length for keys and queries: later target tokens have the position of the source's
-    # end. In causal attention M is --length, since a prefix must not know where its sentence ends.
-    # There Eq. 3's re-weighting has little effect: with M = 256 all cosines of a sentence of 30
-    # tokens are at least 0.984.
-    keys = k.new_full((len(k), 1, 1, 1), k.shape[-2], dtype=torch.float32)
-    if mask is not None:
-        k = k.masked_fill(~mask[:, None, :, None], 0.0)
-        keys = mask.sum(-1).clamp(min=1).view(-1, 1, 1, 1)  # for padding alone, the result is 0
-    return k.mT @ v, k.sum(-2, keepdim=True, dtype=torch.float32), keys
-
-
-def normalise(sums, weights, keys):
-    """Numerators (..., D) divided by denominators (..., 1). keys: the number of visible keys."""
-    return (sums / torch.maximum(weights, FLOOR * keys)).to(sums.dtype)
-
-
-def linear_read(q, state, total, keys):
-    """The second product of Eq. 2, for reweighted queries q (B, N, T, 2D) and the results of
-    linear_state. -> (B, N, T, D)"""
-    return normalise(q @ state.to(q.dtype), (q * total).sum(-1, keepdim=True), keys)
-
-
-def linear_attention(q, k, v, cosines, mask=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory, in one call. The
-    models keep linear_state if several queries read it.
-
-    q, k, v (B, N, T, D). mask (B, T), True where there is no padding. -> (B, N, T, D)
-    """
-    return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
+# Attention
 
 
 def softmax_attention(q, k, v, visible=None, table=None, first=0):
-    """Eq. 1 for q (B, N, T, D) and k, v (B, N, S, D) -> (B, N, T, D).
+    """Eq. 1. q (B, N, T, D), k and v (B, N, S, D) -> (B, N, T, D)
 
     visible: bool, broadcasts to (B, N, T, S), or None. table (2R + 1, D): relative positions on the
     keys, or None. They add a bias with a gradient, for which GPUs have no flash kernel. first: the
@@ -598,6 +537,76 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
     if visible is not None:
         bias = bias.masked_fill(~visible, float("-inf"))
     return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
+
+
+def cosines_at(positions, longest):
+    """cos a_i and sin a_i of the angles a_i = pi/2 i/M in Eq. 3, for reweight(). positions i (T,),
+    longest M (B,) -> (B, T, 2). B is 1 if all sentences have the same M."""
+    longest = longest[:, None]
+    positions = positions.clamp(max=longest - 1)  # in padding, cosines would be negative
+    angles = (math.pi / 2) * positions / longest  # (B, T)
+    return torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+
+def reweight(x, cosines):
+    """[ReLU(x_i) cos a_i; ReLU(x_i) sin a_i] for queries or keys x. The product of query i and key
+    j is ReLU(q_i) ReLU(k_j) cos(a_i - a_j), Eq. 3, since cos(a_i - a_j) = cos a_i cos a_j + sin a_i
+    sin a_j. x (B, N, T, D), cosines (B, T, 2) -> (B, N, T, 2D)"""
+    cosines = cosines[:, None, ..., None].to(x.dtype)  # (B, 1, T, 2, 1)
+    return (F.relu(x)[..., None, :] * cosines).flatten(-2)
+
+
+def linear_state(k, v, mask):
+    """The first product of Eq. 2, over tokens without padding: (state, total, count).
+
+    k (B, N, S, 2D) is reweighted. v (B, N, S, D). mask (B, S), True where there is no padding.
+    state: sum_j k_j v_j^T (B, N, 2D, D). total, for the denominator: sum_j k_j (B, N, 1, 2D).
+    count: the number of keys (B, 1, 1, 1).
+    """
+    # D1*: padding stays out of both sums, and M is the true length. cosFormer's code takes the
+    # padded length, so the output of a sentence depends on its batch. In cross-attention M is the
+    # source's length for keys and queries: later target tokens have the position of the source's
+    # end. In causal attention M is --length, since a prefix must not know where its sentence ends.
+    # There Eq. 3's re-weighting has little effect: with M = 256 all cosines of a sentence of 30
+    # tokens are at least 0.984.
+    count = k.new_full((len(k), 1, 1, 1), k.shape[-2], dtype=torch.float32)
+    if mask is not None:
+        k = k.masked_fill(~mask[:, None, :, None], 0.0)
+        count = mask.sum(-1).clamp(min=1).view(-1, 1, 1, 1)  # for padding alone, the result is 0
+    return k.mT @ v, k.sum(-2, keepdim=True, dtype=torch.float32), count
+
+
+# D30*: the denominator of linear attention is at least FLOOR times the number of visible keys. In
+# the released code the minimum is 1e-3 (in cosFormer's 1e-6). The gradient of a query grows with
+# the inverse of the denominator, and a minimum that ignores the length bounds it less in long
+# sequences.
+FLOOR = 1e-3
+
+
+def normalise(sums, weights, count):
+    """Numerators (..., D) divided by denominators (..., 1). count: the number of visible keys."""
+    return (sums / torch.maximum(weights, FLOOR * count)).to(sums.dtype)
+
+
+def linear_read(q, state, total, count):
+    """The second product of Eq. 2, for reweighted queries q (B, N, T, 2D) and the results of
+    linear_state. -> (B, N, T, D)"""
+    return normalise(q @ state.to(q.dtype), (q * total).sum(-1, keepdim=True), count)
+
+
+def linear_attention(q, k, v, cosines, mask=None):
+    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory, in one call. The
+    models keep linear_state if several queries read it.
+
+    q, k, v (B, N, T, D). cosines (B, T, 2). mask (B, T), True where there is no padding.
+    -> (B, N, T, D)
+    """
+    return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
+
+
+# Layers
+
+# D3*: queries, keys and values are sliced separately. The released code slices their joint matrix.
 
 
 class Linear(nn.Module):
@@ -628,21 +637,21 @@ def head_width(heads, cfg):
 
 
 class Attention(nn.Module):
-    """Self-attention of the encoder, and cross-attention of the decoder. remember() computes the
-    keys and values of a sentence once. read() computes the output for any queries. (B, T, H) -> the
-    same.
+    """Self-attention of the encoder, and cross-attention of the decoder. (B, T, H) -> the same.
+    remember() computes the keys and values of a sentence once. read() computes the output for any
+    queries.
 
-    keys: the width of the states for keys. heads: all numbers of heads that it is called with.
+    key_width: the width of the states for keys. heads: all numbers of heads that it is called with.
     has_table: whether it has relative positions.
     """
 
-    def __init__(self, width, keys, heads, cfg, has_table=False):
+    def __init__(self, width, key_width, heads, cfg, has_table=False):
         super().__init__()
         self.cfg = cfg
         qkv = cfg.qkv or max(heads) * cfg.head_dim
         dim = head_width(min(heads), cfg)  # of the widest head
         self.query = Linear(width, qkv)
-        self.key_value = Linear(keys, qkv, blocks=2)
+        self.key_value = Linear(key_width, qkv, blocks=2)
         self.output = Linear(qkv, width)
         self.relative = None
         if has_table:
@@ -656,19 +665,21 @@ class Attention(nn.Module):
         return linear(x, heads * dim).view(B, T, blocks, heads, dim).permute(2, 0, 3, 1, 4)
 
     def remember(self, x, attn_type, heads, cosines, mask=None):
-        """The keys and values of x (B, S, H), or their sums. mask (B, S)"""
-        k, v = self.split(self.key_value, x, heads, 2)
+        """What queries read of x (B, S, H): the sums of Eq. 2, or keys, values and their mask.
+        cosines (B, S, 2). mask (B, S), or None"""
+        k, v = self.split(self.key_value, x, heads, blocks=2)
         if attn_type == "linear":
             return linear_state(reweight(k, cosines), v, mask)
-        return [k, v] if mask is None else [k, v, mask[:, None, None]]
+        visible = None if mask is None else mask[:, None, None]  # (B, 1, 1, S)
+        return k, v, visible
 
-    def read(self, x, kept, attn_type, heads, cosines):
-        """The output for x (B, T, H). kept: the result of remember()."""
+    def read(self, x, memory, attn_type, heads, cosines):
+        """The output for x (B, T, H). memory: the result of remember(). cosines (B, T, 2)"""
         (q,) = self.split(self.query, x, heads)
         if attn_type == "linear":
-            mixed = linear_read(reweight(q, cosines), *kept)
+            mixed = linear_read(reweight(q, cosines), *memory)
         else:
-            mixed = softmax_attention(q, *kept, table=self.table(q))
+            mixed = softmax_attention(q, *memory, self.table(q))
         return self.join(mixed, x)
 
     def table(self, q):
@@ -680,8 +691,8 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).flatten(2), x.shape[-1])
 
     def forward(self, x, attn_type, heads, cosines, mask=None):
-        kept = self.remember(x, attn_type, heads, cosines, mask)
-        return self.read(x, kept, attn_type, heads, cosines)
+        memory = self.remember(x, attn_type, heads, cosines, mask)
+        return self.read(x, memory, attn_type, heads, cosines)
 
 
 class Layer(nn.Module):
@@ -770,9 +781,285 @@ class ImageModel(nn.Module):
         x = F.dropout(x, self.cfg.dropout, self.training)
         # D22: positions count the class token, then the patches row by row, as in the released
         # code. So the patch below is 14 positions away, for the cosine and for relative positions.
-        cosines = cosines_at(torch.arange(self.tokens, device=x.device), self.tokens)
+        longest = torch.full((1,), self.tokens, device=x.device)  # one M for all images
+        cosines = cosines_at(torch.arange(self.tokens, device=x.device), longest)
         x = self.layers(x, arch, cosines)[-1]
         return self.head(self.norm(x)[:, 1:].mean(1), self.head.bias.shape[1])
+
+
+# A translator
+
+
+def causal_weights(q, k, cosines):
+    """Eq. 3 as written, in O(T^2). The weight of key j for query i is
+    ReLU(q_i) ReLU(k_j) cos(pi/2 (i - j)/M), or 0 if j > i.
+    q, k (B, N, T, D), cosines (1, T, 2) -> (B, N, T, T)"""
+    of_distances = (cosines[:, :, None] * cosines[:, None]).sum(-1)  # (1, T, T): cos(a_i - a_j)
+    return F.relu(q) @ F.relu(k).mT * of_distances.tril().to(q.dtype)
+
+
+def chunked_sums(q, k, v, cosines, size):
+    """causal_weights(q, k, cosines) @ v in O(T): these weights within a chunk of `size` tokens, and
+    a running sum of keys times values over earlier chunks, Eq. 2."""
+    T = q.shape[2]
+    padding = (0, 0, 0, -T % size)  # of tokens, the axis before the last
+    q, k, v, cosines = (  # (B, N, C, size, D), and cosines (1, C, size, 2)
+        F.pad(x, padding).unflatten(-2, (-1, size)) for x in (q, k, v, cosines))
+    sums = causal_weights(q, k, cosines[:, 0]) @ v  # distances are the same in all chunks
+    states = reweight(k[:, :, :-1], cosines[:, :-1]).mT @ v[:, :, :-1]
+    states = states.cumsum(2, dtype=torch.float32).to(q.dtype)  # (B, N, C - 1, 2D, D)
+    before = reweight(q[:, :, 1:], cosines[:, 1:]) @ states
+    sums = torch.cat([sums[:, :, :1], sums[:, :, 1:] + before], dim=2)
+    return sums.flatten(2, 3)[:, :, :T]
+
+
+def causal_linear_attention(q, k, v, cosines):
+    """cosFormer attention of each token to itself and earlier ones, in O(T).
+    q, k, v (B, N, T, D), cosines (1, T, 2) -> (B, N, T, D)"""
+    T, D = q.shape[2:]
+    chunks = math.ceil(T / max(64, 2 * D))  # with shorter chunks the running sum costs more
+    v = F.pad(v, (0, 1), value=1.0)  # the column of ones gives the denominators
+    if chunks > 1:
+        sums = chunked_sums(q, k, v, cosines, math.ceil(T / chunks))
+    else:
+        sums = causal_weights(q, k, cosines) @ v
+    count = torch.arange(1, T + 1, device=v.device)[:, None]
+    return normalise(sums[..., :-1], sums[..., -1:], count)
+
+
+class CausalAttention(Attention):
+    """Self-attention of the decoder. Without a cache it reads whole sequences. With one, a list
+    that is empty at first, it reads one token, at position `first`, and updates the cache."""
+
+    def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
+        (q,) = self.split(self.query, x, heads)
+        k, v = self.split(self.key_value, x, heads, blocks=2)
+        if attn_type == "linear":
+            mixed = self.read_linear(q, k, v, cosines, cache)
+        else:
+            mixed = self.read_softmax(q, k, v, cache, first)
+        return self.join(mixed, x)
+
+    def read_linear(self, q, k, v, cosines, cache):
+        """The cache holds the sums of Eq. 2 over the tokens so far."""
+        if cache is None:
+            return causal_linear_attention(q, k, v, cosines)
+        new = linear_state(reweight(k, cosines), v, None)
+        so_far = cache or (0, 0, 0)  # state, total, count
+        cache[:] = [old + part.float() for old, part in zip(so_far, new)]
+        return linear_read(reweight(q, cosines), *cache)
+
+    def read_softmax(self, q, k, v, cache, first):
+        """The cache holds the keys and values of the tokens so far."""
+        table = self.table(q)
+        if cache is None:
+            T = q.shape[2]
+            visible = q.new_ones(T, T, dtype=torch.bool).tril()
+            return softmax_attention(q, k, v, visible, table)
+        cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] if cache else [k, v]
+        return softmax_attention(q, *cache, table=table, first=first)
+
+
+class DecoderLayer(Layer):
+    """A decoder layer: an encoder layer with cross-attention in its middle."""
+
+    def __init__(self, number, arch, cfg, space):
+        width = arch.decoder_hidden
+        heads = space["decoder_heads"] if space else [arch.decoder_heads[number]]
+        has_table = arch.decoder_types[number] == "softmax"
+        attention = CausalAttention(width, width, heads, cfg, has_table)
+        cross_heads = space["cross_heads"] if space else [arch.cross_heads[number]]
+        cross = Attention(width, arch.hidden, cross_heads, cfg)  # without table: D2
+        super().__init__(attention, width, arch.decoder_ffn[number], cfg)
+        self.number = number
+        self.cross = cross
+        self.cross_norm = LayerNorm(width)
+
+    def remember(self, states, cosines, mask, arch):
+        """What cross-attention reads of the last En-De Connect encoder layers, one after the other.
+        states: list of (B, S, H). cosines (B, S, 2). mask (B, S)"""
+        n = self.number
+        connect = arch.connect[n]
+        tokens = torch.cat(states[-connect:], dim=1)  # (B, connect * S, H)
+        cosines = cosines.repeat(1, connect, 1)
+        mask = mask.repeat(1, connect)
+        return self.cross.remember(
+            tokens, arch.cross_types[n], arch.cross_heads[n], cosines, mask)
+
+    def forward(self, x, arch, cosines, memory, cross_cosines, cache=None, first=0):
+        """x (B * K, T, H): K beams of each of B sentences, or K = 1. memory: the result of
+        remember(). cosines (1, T, 2), cross_cosines (B, T, 2)"""
+        n = self.number
+        mixed = self.attention(
+            self.attention_norm(x), arch.decoder_types[n], arch.decoder_heads[n], cosines, cache,
+            first)
+        x = self.residual(x, mixed)
+        B = len(cross_cosines)
+        queries = self.cross_norm(x).reshape(B, -1, x.shape[-1])  # beams are tokens: (B, K * T, H)
+        mixed = self.cross.read(
+            queries, memory, arch.cross_types[n], arch.cross_heads[n], cross_cosines)
+        return self.feed_forward(self.residual(x, mixed.view(x.shape)), arch.decoder_ffn[n])
+
+
+def sinusoids(positions, width):
+    """Sines and cosines of positions (T,) -> (T, H)"""
+    exponents = torch.arange(0, width, 2, device=positions.device)
+    angles = positions[:, None] * torch.exp(exponents * (-math.log(10000.0) / width))
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
+
+
+class Translator(nn.Module):
+    """Encoder and decoder with one embedding for source, target and output. A batch with source (B,
+    S), lengths (B,) and target (B, T) -> logits (B, T, V). space: a super-net's, or None."""
+
+    def __init__(self, arch, cfg, space=None):
+        super().__init__()
+        self.arch = arch
+        self.cfg = cfg
+        width = max(arch.hidden, arch.decoder_hidden)
+        self.token_embedding = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
+        self.layers = Encoder(arch, cfg, space)
+        self.decoder_layers = nn.ModuleList(
+            DecoderLayer(number, arch, cfg, space) for number in range(arch.decoder_layers))
+        self.norm = LayerNorm(arch.hidden)
+        self.decoder_norm = LayerNorm(arch.decoder_hidden)
+
+    def embed(self, ids, width, first=0):
+        """Embeddings of tokens and their positions, from `first`. (B, T) -> (B, T, H)"""
+        positions = torch.arange(first, first + ids.shape[1], device=ids.device)
+        x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
+        # D27*: sinusoids are made for the sampled width. HAT slices the widest network's.
+        x = x + sinusoids(positions, width).to(x.dtype)
+        return F.dropout(x, self.cfg.dropout, self.training)
+
+    def encode(self, source, lengths, arch=None):
+        """source (B, S), lengths (B,), each at least 1 -> (lengths, the result of remember() of
+        each decoder layer)."""
+        arch = arch or self.arch
+        positions = torch.arange(source.shape[1], device=source.device)
+        mask = positions < lengths[:, None]  # (B, S), True where there is no padding
+        cosines = cosines_at(positions, lengths)
+        states = self.layers(self.embed(source, arch.hidden), arch, cosines, mask)
+        # D28: all connected layers share one LayerNorm. The paper names none.
+        states = [self.norm(x) for x in states[-max(arch.connect):]]
+        return lengths, [layer.remember(states, cosines, mask, arch)
+                         for layer in self.decoder_layers[:arch.decoder_layers]]
+
+    def decode(self, target, encoded, arch=None, caches=None, first=0):
+        """Logits (B, T, V) of the tokens after target (B, T). encoded: the result of encode().
+        caches: None for whole sequences. Otherwise a list per layer, and target is the token at
+        position `first` of each beam, ordered by sentence."""
+        arch = arch or self.arch
+        lengths, memories = encoded
+        x = self.embed(target, arch.decoder_hidden, first)
+        positions = torch.arange(first, first + x.shape[1], device=x.device)
+        longest = lengths.new_full((1,), self.cfg.length)  # one M for all sentences (D1)
+        cosines = cosines_at(positions, longest)
+        cross_cosines = cosines_at(positions, lengths)  # M is the length of each source (D1)
+        caches = caches or [None] * len(memories)
+        for layer, memory, cache in zip(self.decoder_layers, memories, caches):
+            x = layer(x, arch, cosines, memory, cross_cosines, cache, first)
+        return F.linear(self.decoder_norm(x), self.token_embedding[:, :arch.decoder_hidden])
+
+    def forward(self, batch, arch=None):
+        encoded = self.encode(batch["source"], batch["lengths"], arch)
+        return self.decode(batch["target"], encoded, arch)
+
+
+# Beam search
+
+# The continuations of the beams of B sentences: the log-probability of the translation, the beam
+# that it continues, its new token, and whether the token ends it. Each is (B, 2K).
+Candidates = collections.namedtuple("Candidates", "sums beams tokens ends")
+
+
+class Beams:
+    """K unfinished translations and the best finished one of each of B sentences."""
+
+    def __init__(self, limits, beam, bos, eos, penalty):
+        """limits (B,): the largest number of tokens, with the end mark."""
+        B = len(limits)
+        self.limits = limits
+        self.size = beam
+        self.eos = eos
+        self.penalty = penalty
+        self.going = limits > 0  # sentences that are not done
+        with torch.device(limits.device):
+            self.first = beam * torch.arange(B)[:, None]  # the first beam of each sentence
+            self.tokens = torch.full((B * beam, 1), bos)  # the last of each beam
+            self.history = torch.zeros(B * beam, 0, dtype=torch.long)  # all, without bos
+            self.sums = torch.full((B, beam), -math.inf)  # log-probabilities
+            self.sums[:, 0] = 0.0  # all beams start alike, so only one counts
+            self.finished = torch.zeros(B, dtype=torch.long)  # finished translations
+            self.best = torch.full((B, int(limits.max()) + 1), eos)
+            self.best_scores = torch.full((B,), -math.inf)
+
+    def expand(self, logits, barred, step):
+        """The 2K best continuations of each sentence. logits (B * K, V). A translation must end at
+        its limit, and not at its first token. barred: ids that are never produced."""
+        B = len(self.limits)
+        sums = logits.log_softmax(-1).view(B, self.size, -1).add_(self.sums[..., None])
+        V = sums.shape[-1]
+        sums.index_fill_(-1, barred, -math.inf)
+        no_end = torch.arange(V, device=sums.device) != self.eos
+        at_limit = step + 1 >= self.limits
+        sums.masked_fill_(at_limit[:, None, None] & no_end, -math.inf)
+        if step == 0:
+            sums[..., self.eos] = -math.inf
+        sums, index = sums.flatten(1).topk(2 * self.size)
+        tokens = index % V
+        ends = (tokens == self.eos) & sums.isfinite()
+        return Candidates(sums, self.first + index // V, tokens, ends)
+
+    def finish(self, candidates, step):
+        """Finish the translations among the K best candidates that end. A sentence is done with K
+        finished translations, or at its limit."""
+        ends = candidates.ends[:, :self.size]
+        sums = candidates.sums[:, :self.size].masked_fill(~ends, -math.inf)
+        sums, which = sums.max(1, keepdim=True)
+        scores = sums[:, 0] / (step + 1) ** self.penalty
+        better = self.going & (scores > self.best_scores)
+        self.best_scores = torch.where(better, scores, self.best_scores)
+        ids = self.history[candidates.beams.gather(1, which)[:, 0]]  # (B, step)
+        self.best[:, :step] = torch.where(better[:, None], ids, self.best[:, :step])
+        self.finished += ends.sum(1)
+        self.going &= (step + 1 < self.limits) & (self.finished < self.size)
+
+    def resume(self, candidates):
+        """Continue the K best candidates that do not end. Returns their beams."""
+        sums = candidates.sums.masked_fill(candidates.ends, -math.inf)
+        self.sums, chosen = sums.topk(self.size)
+        parents = candidates.beams.gather(1, chosen).flatten()
+        self.tokens = candidates.tokens.gather(1, chosen).view(-1, 1)
+        self.history = torch.cat([self.history[parents], self.tokens], dim=1)
+        return parents
+
+
+@torch.no_grad()
+def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
+                penalty=LENGTH_PENALTY):
+    """The best translation of each source (B, S), lengths (B,), as (ids without end mark, score).
+    The score is log-probability / tokens ** penalty, as in fairseq. barred: ids that are never
+    produced. The host waits for a GPU every eighth step, to check whether all are done."""
+    encoded = model.encode(source, lengths)
+    caches = [[] for _ in model.decoder_layers]
+    barred = torch.tensor([*barred], dtype=torch.long, device=source.device)
+    # D26: a translation has at most 1.5 S + 10 tokens, or `longest`. The paper names no limit.
+    limits = (lengths + lengths // 2 + 10).clamp(max=longest)
+    beams = Beams(limits, beam, bos, eos, penalty)
+    for step in range(beams.best.shape[1] - 1):
+        logits = model.decode(beams.tokens, encoded, None, caches, step)[:, -1].float()
+        candidates = beams.expand(logits, barred, step)
+        beams.finish(candidates, step)
+        if step % 8 == 7 and not beams.going.any():
+            break
+        parents = beams.resume(candidates)
+        caches = [[part[parents] for part in cache] for cache in caches]
+    best = [ids[:ids.index(eos)] for ids in beams.best.tolist()]
+    return [*zip(best, beams.best_scores.tolist())]
+
+
+# Networks of both tasks
 
 
 def make_model(arch, cfg, space=None):
@@ -1314,271 +1601,6 @@ def learning_rate(step, cfg):
         return cfg.lr * math.sqrt(max(1, warmup) / max(1, step))
     done = (step - warmup) / max(1, cfg.steps - warmup)
     return cfg.lr_start + (cfg.lr - cfg.lr_start) * 0.5 * (1 + math.cos(math.pi * done))
-
-# --- translation ----------
-# Parts of a decoder that an encoder lacks.
-
-
-def causal_weights(q, k, cosines):
-    """Eq. 3 as written, in O(T^2). The weight of key j for query i is
-    ReLU(q_i) ReLU(k_j) cos(pi/2 (i - j)/M), or 0 if j > i. (..., T, D) -> (..., T, T)"""
-    angles = cosines.flatten(1)  # (T, 2): cos a and sin a
-    of_distances = (angles[:, None] * angles).sum(-1)  # cos(a_i - a_j)
-    return F.relu(q) @ F.relu(k).mT * of_distances.tril().to(q.dtype)
-
-
-def chunked_sums(q, k, v, cosines, size):
-    """causal_weights(q, k, cosines) @ v in O(T): these weights within a chunk of `size` tokens, and
-    a running sum of keys times values over earlier chunks, Eq. 2."""
-    T = q.shape[2]
-    padding = (0, 0, 0, -T % size)  # of tokens, the axis before the last
-    q, k, v = (F.pad(x, padding).unflatten(2, (-1, size)) for x in (q, k, v))  # (B, N, C, size, D)
-    cosines = F.pad(cosines, (0, 0, *padding)).unflatten(0, (-1, size))  # (C, size, 2, 1)
-    sums = causal_weights(q, k, cosines[0]) @ v  # distances are the same in all chunks
-    states = reweight(k[:, :, :-1], cosines[:-1]).mT @ v[:, :, :-1]
-    states = states.cumsum(2, dtype=torch.float32).to(q.dtype)  # (B, N, C - 1, 2D, D)
-    before = reweight(q[:, :, 1:], cosines[1:]) @ states
-    sums = torch.cat([sums[:, :, :1], sums[:, :, 1:] + before], dim=2)
-    return sums.flatten(2, 3)[:, :, :T]
-
-
-def causal_linear_attention(q, k, v, cosines):
-    """cosFormer attention of each token to itself and earlier ones, in O(T).
-    (B, N, T, D) -> the same"""
-    T, D = q.shape[2:]
-    chunks = math.ceil(T / max(64, 2 * D))  # with shorter chunks the running sum costs more
-    v = F.pad(v, (0, 1), value=1.0)  # the column of ones gives the denominators
-    if chunks > 1:
-        sums = chunked_sums(q, k, v, cosines, math.ceil(T / chunks))
-    else:
-        sums = causal_weights(q, k, cosines) @ v
-    keys = torch.arange(1, T + 1, device=v.device)[:, None]
-    return normalise(sums[..., :-1], sums[..., -1:], keys)
-
-
-class CausalAttention(Attention):
-    """Self-attention of the decoder. Without a cache it reads whole sequences. With one, a list
-    that is empty at first, it reads one token, at position `first`, and updates the cache."""
-
-    def forward(self, x, attn_type, heads, cosines, cache=None, first=0):
-        (q,) = self.split(self.query, x, heads)
-        k, v = self.split(self.key_value, x, heads, 2)
-        if attn_type == "linear":
-            mixed = self.read_linear(q, k, v, cosines, cache)
-        else:
-            mixed = self.read_softmax(q, k, v, cache, first)
-        return self.join(mixed, x)
-
-    def read_linear(self, q, k, v, cosines, cache):
-        """The cache holds the sums of Eq. 2 over the tokens so far."""
-        if cache is None:
-            return causal_linear_attention(q, k, v, cosines)
-        new = linear_state(reweight(k, cosines), v, None)
-        so_far = cache or (0, 0, 0)  # state, total, keys
-        cache[:] = [old + part.float() for old, part in zip(so_far, new)]
-        return linear_read(reweight(q, cosines), *cache)
-
-    def read_softmax(self, q, k, v, cache, first):
-        """The cache holds the keys and values of the tokens so far."""
-        table = self.table(q)
-        if cache is None:
-            T = q.shape[2]
-            visible = q.new_ones(T, T, dtype=torch.bool).tril()
-            return softmax_attention(q, k, v, visible, table)
-        cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] if cache else [k, v]
-        return softmax_attention(q, *cache, table=table, first=first)
-
-
-class DecoderLayer(Layer):
-    """A decoder layer: an encoder layer with cross-attention in its middle."""
-
-    def __init__(self, number, arch, cfg, space):
-        width = arch.decoder_hidden
-        heads = space["decoder_heads"] if space else [arch.decoder_heads[number]]
-        has_table = arch.decoder_types[number] == "softmax"
-        attention = CausalAttention(width, width, heads, cfg, has_table)
-        cross_heads = space["cross_heads"] if space else [arch.cross_heads[number]]
-        cross = Attention(width, arch.hidden, cross_heads, cfg)  # without table: D2
-        super().__init__(attention, width, arch.decoder_ffn[number], cfg)
-        self.number = number
-        self.cross = cross
-        self.cross_norm = LayerNorm(width)
-
-    def remember(self, states, cosines, mask, arch):
-        """Keys and values of the last En-De Connect encoder layers."""
-        n = self.number
-        last = arch.connect[n]
-        memory = torch.cat(states[-last:], dim=1)
-        cosines = torch.cat([cosines] * last, dim=-3)
-        mask = mask.repeat(1, last)
-        return self.cross.remember(
-            memory, arch.cross_types[n], arch.cross_heads[n], cosines, mask)
-
-    def forward(self, x, arch, cosines, kept, cross_cosines, cache=None, first=0):
-        n = self.number
-        mixed = self.attention(
-            self.attention_norm(x), arch.decoder_types[n], arch.decoder_heads[n], cosines, cache,
-            first)
-        x = self.residual(x, mixed)
-        queries = self.cross_norm(x).reshape(len(kept[0]), -1, x.shape[-1])  # beams are tokens here
-        mixed = self.cross.read(
-            queries, kept, arch.cross_types[n], arch.cross_heads[n], cross_cosines)
-        return self.feed_forward(self.residual(x, mixed.view(x.shape)), arch.decoder_ffn[n])
-
-
-def sinusoids(positions, width):
-    """Sines and cosines of positions (T,) -> (T, H)"""
-    exponents = torch.arange(0, width, 2, device=positions.device)
-    angles = positions[:, None] * torch.exp(exponents * (-math.log(10000.0) / width))
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
-
-
-class Translator(nn.Module):
-    """Encoder and decoder with one embedding for source, target and output. A batch with source (B,
-    S), lengths (B,) and target (B, T) -> logits (B, T, V). space: a super-net's, or None."""
-
-    def __init__(self, arch, cfg, space=None):
-        super().__init__()
-        self.arch = arch
-        self.cfg = cfg
-        width = max(arch.hidden, arch.decoder_hidden)
-        self.token_embedding = nn.Parameter(torch.randn(cfg.vocab_size, width) * width ** -0.5)
-        self.layers = Encoder(arch, cfg, space)
-        self.decoder_layers = nn.ModuleList(
-            DecoderLayer(number, arch, cfg, space) for number in range(arch.decoder_layers))
-        self.norm = LayerNorm(arch.hidden)
-        self.decoder_norm = LayerNorm(arch.decoder_hidden)
-
-    def embed(self, ids, width, first=0):
-        """Embeddings of tokens and their positions, from `first`. (B, T) -> (B, T, H)"""
-        positions = torch.arange(first, first + ids.shape[1], device=ids.device)
-        x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
-        # D27*: sinusoids are made for the sampled width. HAT slices the widest network's.
-        x = x + sinusoids(positions, width).to(x.dtype)
-        return F.dropout(x, self.cfg.dropout, self.training)
-
-    def encode(self, source, lengths, arch=None):
-        """source (B, S), lengths (B,), each at least 1 -> (lengths, the result of remember() of
-        each decoder layer)."""
-        arch = arch or self.arch
-        positions = torch.arange(source.shape[1], device=source.device)
-        mask = positions < lengths[:, None]  # (B, S), True where there is no padding
-        cosines = cosines_at(positions, lengths)
-        states = self.layers(self.embed(source, arch.hidden), arch, cosines, mask)
-        # D28: all connected layers share one LayerNorm. The paper names none.
-        states = [self.norm(x) for x in states[-max(arch.connect):]]
-        return lengths, [layer.remember(states, cosines, mask, arch)
-                         for layer in self.decoder_layers[:arch.decoder_layers]]
-
-    def decode(self, target, encoded, arch=None, caches=None, first=0):
-        """Logits (B, T, V) of the tokens after target (B, T). encoded: the result of encode().
-        caches: None for whole sequences. Otherwise a list per layer, and target is the token at
-        position `first` of each beam, ordered by sentence."""
-        arch = arch or self.arch
-        lengths, memories = encoded
-        x = self.embed(target, arch.decoder_hidden, first)
-        positions = torch.arange(first, first + x.shape[1], device=x.device)
-        cosines = cosines_at(positions, self.cfg.length)
-        cross_cosines = cosines_at(positions, lengths)  # M is the source's length (D1)
-        caches = caches or [None] * len(memories)
-        for layer, kept, cache in zip(self.decoder_layers, memories, caches):
-            x = layer(x, arch, cosines, kept, cross_cosines, cache, first)
-        return F.linear(self.decoder_norm(x), self.token_embedding[:, :arch.decoder_hidden])
-
-    def forward(self, batch, arch=None):
-        encoded = self.encode(batch["source"], batch["lengths"], arch)
-        return self.decode(batch["target"], encoded, arch)
-
-
-# The continuations of the beams of B sentences: the log-probability of the translation, the beam
-# that it continues, its new token, and whether the token ends it. Each is (B, 2K).
-Candidates = collections.namedtuple("Candidates", "sums beams tokens ends")
-
-
-class Beams:
-    """K unfinished translations and the best finished one of each of B sentences."""
-
-    def __init__(self, limits, beam, bos, eos, penalty):
-        """limits (B,): the largest number of tokens, with the end mark."""
-        B = len(limits)
-        self.limits = limits
-        self.size = beam
-        self.eos = eos
-        self.penalty = penalty
-        self.going = limits > 0  # sentences that are not done
-        with torch.device(limits.device):
-            self.first = beam * torch.arange(B)[:, None]  # the first beam of each sentence
-            self.tokens = torch.full((B * beam, 1), bos)  # the last of each beam
-            self.history = torch.zeros(B * beam, 0, dtype=torch.long)  # all, without bos
-            self.sums = torch.full((B, beam), -math.inf)  # log-probabilities
-            self.sums[:, 0] = 0.0  # all beams start alike, so only one counts
-            self.finished = torch.zeros(B, dtype=torch.long)  # finished translations
-            self.best = torch.full((B, int(limits.max()) + 1), eos)
-            self.best_scores = torch.full((B,), -math.inf)
-
-    def expand(self, logits, barred, step):
-        """The 2K best continuations of each sentence. logits (B * K, V). A translation must end at
-        its limit, and not at its first token. barred: ids that are never produced."""
-        B = len(self.limits)
-        sums = logits.log_softmax(-1).view(B, self.size, -1).add_(self.sums[..., None])
-        V = sums.shape[-1]
-        sums.index_fill_(-1, barred, -math.inf)
-        no_end = torch.arange(V, device=sums.device) != self.eos
-        at_limit = step + 1 >= self.limits
-        sums.masked_fill_(at_limit[:, None, None] & no_end, -math.inf)
-        if step == 0:
-            sums[..., self.eos] = -math.inf
-        sums, index = sums.flatten(1).topk(2 * self.size)
-        tokens = index % V
-        ends = (tokens == self.eos) & sums.isfinite()
-        return Candidates(sums, self.first + index // V, tokens, ends)
-
-    def finish(self, candidates, step):
-        """Finish the translations among the K best candidates that end. A sentence is done with K
-        finished translations, or at its limit."""
-        ends = candidates.ends[:, :self.size]
-        sums = candidates.sums[:, :self.size].masked_fill(~ends, -math.inf)
-        sums, which = sums.max(1, keepdim=True)
-        scores = sums[:, 0] / (step + 1) ** self.penalty
-        better = self.going & (scores > self.best_scores)
-        self.best_scores = torch.where(better, scores, self.best_scores)
-        ids = self.history[candidates.beams.gather(1, which)[:, 0]]  # (B, step)
-        self.best[:, :step] = torch.where(better[:, None], ids, self.best[:, :step])
-        self.finished += ends.sum(1)
-        self.going &= (step + 1 < self.limits) & (self.finished < self.size)
-
-    def resume(self, candidates):
-        """Continue the K best candidates that do not end. Returns their beams."""
-        sums = candidates.sums.masked_fill(candidates.ends, -math.inf)
-        self.sums, chosen = sums.topk(self.size)
-        parents = candidates.beams.gather(1, chosen).flatten()
-        self.tokens = candidates.tokens.gather(1, chosen).view(-1, 1)
-        self.history = torch.cat([self.history[parents], self.tokens], dim=1)
-        return parents
-
-
-@torch.no_grad()
-def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
-                penalty=LENGTH_PENALTY):
-    """The best translation of each source (B, S), lengths (B,), as (ids without end mark, score).
-    The score is log-probability / tokens ** penalty, as in fairseq. barred: ids that are never
-    produced. The host waits for a GPU every eighth step, to check whether all are done."""
-    encoded = model.encode(source, lengths)
-    caches = [[] for _ in model.decoder_layers]
-    barred = torch.tensor([*barred], dtype=torch.long, device=source.device)
-    # D26: a translation has at most 1.5 S + 10 tokens, or `longest`. The paper names no limit.
-    limits = (lengths + lengths // 2 + 10).clamp(max=longest)
-    beams = Beams(limits, beam, bos, eos, penalty)
-    for step in range(beams.best.shape[1] - 1):
-        logits = model.decode(beams.tokens, encoded, None, caches, step)[:, -1].float()
-        candidates = beams.expand(logits, barred, step)
-        beams.finish(candidates, step)
-        if step % 8 == 7 and not beams.going.any():
-            break
-        parents = beams.resume(candidates)
-        caches = [[part[parents] for part in cache] for cache in caches]
-    best = [ids[:ids.index(eos)] for ids in beams.best.tolist()]
-    return [*zip(best, beams.best_scores.tolist())]
 
 # --- training -------------
 

@@ -96,7 +96,7 @@ def test_linear_attention_is_equation_3_for_batches_with_padding():
 @pytest.mark.parametrize("tokens", [1, 130, 300])
 def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens, scale):
     q, k, v = random_heads(2, 2, tokens, 4)
-    cosines = mf.cosines_at(torch.arange(tokens), 400)
+    cosines = mf.cosines_at(torch.arange(tokens), torch.tensor([400]))
     result = mf.causal_linear_attention(scale * q, k, v, cosines)
     visible = torch.ones(tokens, tokens).tril()
     expected = quadratic(scale * q, k, v, 400, visible)
@@ -111,11 +111,11 @@ def test_cross_attention_takes_the_length_of_the_source():
     x = torch.randn(1, 8, 24)
     positions = torch.arange(9)
     cosines = mf.cosines_at(positions, torch.tensor([5]))
-    kept = cross.remember(memory, "linear", 2, cosines, positions[None] < 5)
+    sums = cross.remember(memory, "linear", 2, cosines, positions[None] < 5)
     (q,) = cross.split(cross.query, x, 2)
     k, v = cross.split(cross.key_value, memory[:, :5], 2, 2)
     close(
-        cross.read(x, kept, "linear", 2, cosines[:, :, :8]),
+        cross.read(x, sums, "linear", 2, cosines[:, :8]),
         cross.join(quadratic(q, k, v, 5, torch.ones(8, 5)), x))
 
 

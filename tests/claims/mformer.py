@@ -136,7 +136,7 @@ def attention_step(kind, tokens, device):
     shape = (1, 8, tokens, 64)
     q, k, v = (torch.randn(shape, device=device, requires_grad=True) for _ in range(3))
     positions = torch.arange(tokens, device=device)
-    cosines = mf.cosines_at(positions, tokens)
+    cosines = mf.cosines_at(positions, torch.tensor([tokens], device=device))
     visible = positions <= positions[:, None]
     forward = {
         "softmax": lambda: mf.softmax_attention(q, k, v),
