@@ -32,12 +32,17 @@ def word_accuracy(options, arms):
     Claim("order", "A model trained on sentence order (SOP) knows it better than a model of NSP, "
           "which is at chance", "86.5 against 52.0, without either loss 53.3 (Table 5)",
           [("sop on SOP", "nsp on SOP"), ("53%", "nsp on SOP")]),
+    Claim("order-beyond", "SOP teaches more than the first token of each segment tells",
+          "our question", [("sop on SOP", "first tokens on SOP")]),
     picture=dots("accuracy, %"))
 def order(options):
     """Two layers of width 64. First, 3,000 steps of 64 sequences of 16 tokens on masked words
     alone. Then 6,000 steps of 32 sequences of 64 tokens with each objective. The model's own head
-    predicts SOP and NSP on held-out text. "first tokens" is a classifier of the first token of each
-    segment."""
+    predicts SOP and NSP on held-out text. "first tokens" is logistic regression on the first token
+    of each segment, with as many sequences as the model. The default text is the demo's. Plan,
+    written before the runs on novels: in the demo's text the first tokens tell 67% of the orders,
+    since sections begin alike, and the model has 66.5%. In novels they should tell less. The text
+    is 12 novels, a fifth of its documents held out. Three seeds, no further batch."""
     seeds = range(options.seeds)
     words = {("words", seed): [*SHORT, "--embedding", 48, "--objective", "none"] for seed in seeds}
     first = run_arms(options, words)

@@ -24,6 +24,11 @@ The plan, written before any run:
   hypothesis holds if the interval is above 0, and is refuted if it is below.
 - Stopping: exactly 12 pairs, without interim analysis or further batches. If time ends the study,
   the complete pairs are reported with their number.
+- Second run of OP-NAS: the first run had a sharper softmax in Eq. 3 than the search has now. Its 12
+  searches and their judges are repeated with the same seeds. Random search, BERT and the hybrid do
+  not depend on Eq. 3 and are those of the first run. A hybrid and a BERT of three seeds are trained
+  again, to see whether the machines agree. All 12 pairs are reported, without further ones. This
+  paragraph was written before any of their results was read.
 """
 import dataclasses
 import functools
