@@ -130,6 +130,14 @@ PRESETS = {
     "dry_run": dict(steps=2, dev_examples=32, train_examples=64, runs=1),
 }
 MODELS = "init", "tokenizer", "ensemble"  # flags that name models
+UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
+    "steps": "finetune_epochs",
+    "batch": "finetune_batch",
+    "lr": "finetune_lr",
+    "warmup": "finetune_warmup",
+    "length": "finetune_length",
+    "dropout": "finetune_dropout",
+}}
 CLIP = 1.0  # largest gradient norm (official code)
 # D3*: 15% of the tokens are predicted, 77 of 512. The official code has at most 20
 MASKED = 0.15
@@ -1372,7 +1380,7 @@ ACTIONS = {
 
 def main(argv=None):
     """Run one action."""
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, argv=argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, unread=UNREAD, argv=argv)
 
 
 if __name__ == "__main__":

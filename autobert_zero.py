@@ -1623,6 +1623,12 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from data.network_code import SPAN, head_kind, write_hugging_face, write_network
 
 MODELS = ("init", "tokenizer")  # flags that name models
+UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
+    "steps": "finetune_epochs",
+    "batch": "finetune_batch",
+    "lr": "finetune_lr",
+    "warmup": "finetune_warmup",
+}}
 WRITES = ("round-*", "warm-start", "finalists")  # names in the run folder of a search
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
@@ -2193,7 +2199,7 @@ ACTIONS = {
 
 def main(argv=None):
     """Run one action."""
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, argv)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,10 @@ class Config:
 PHASES = "search", "superplm", "latency"  # actions that share one run folder
 ON_SUPERPLM = "search", "latency", "describe"  # actions that read --init's SuperPLM
 MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
+UNREAD = {  # flags that an action does not read: the flags to use instead
+    "further_train": {"steps": "further_steps"},
+    "finetune": {"steps": "finetune_epochs", "batch": "finetune_batch", "lr": "finetune_lr"},
+}
 WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
     "pareto.txt", "pareto.svg")
@@ -1879,7 +1883,7 @@ def check(cfg, command):
 
 
 def main(argv=None):
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, argv)
 
 
 if __name__ == "__main__":

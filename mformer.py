@@ -160,6 +160,19 @@ ONLY = {  # flags of one task alone
 SPACE = (  # flags of the search space, for --search and --describe only
     "space", "layers", "hidden", "ffn", "heads", "decoder_layers", "connect", "search_decoder")
 MODELS = ("init", "tokenizer")  # flags that name files besides the data
+TRAINING = (  # flags of a training
+    "compile", "accumulate", "train_examples", "held_out", "dropout", "steps", "batch", "lr",
+    "lr_start", "warmup", "weight_decay", "clip", "save_every", "save_minutes", "augment")
+SEARCHING = (  # flags of a search alone
+    "samples", "latency_limit", "keep", "generations", "population", "finalists")
+TIMING = ("cost", "latency_runs")  # flags of a latency
+UNREAD = {  # flags that an action does not read: the flags to use instead. There are none
+    "search": dict.fromkeys(["compile"], ""),
+    "train": dict.fromkeys((*SEARCHING, *TIMING), ""),
+    "evaluate": dict.fromkeys((*TRAINING, *SEARCHING), ""),
+    "predict": dict.fromkeys((*TRAINING, *SEARCHING, *TIMING), ""),
+    "describe": dict.fromkeys((*SEARCHING, *TIMING), ""),
+}
 EXAMPLES = ("held_out", "train_examples", "seed")  # settings that divide the training data
 COMPARED = ("save_every",)  # must agree in a resumed run: the last saves are averaged
 WRITES = ("text", "valid", "translations.*", "classes.txt", "images.json")  # what --restart deletes
@@ -2114,8 +2127,8 @@ def check_patches(image, patch):
                         "--patch, or an --image to which the images are resampled")
 
 
-def unread(cfg, command):
-    """{flag that this command does not read: the reason}."""
+def refused(cfg, command):
+    """{flag that contradicts this command: the reason}."""
     action = command.action
     reasons = {}
     if cfg.images:
@@ -2140,7 +2153,7 @@ def unread(cfg, command):
 
 def check(cfg, command):
     """UserError if flags contradict each other."""
-    for name, reason in unread(cfg, command).items():
+    for name, reason in refused(cfg, command).items():
         if name in command.given:
             raise UserError(f"--{name}: {reason}")
     if cfg.task == "cifar10" and not (cfg.images and "image" not in command.given):
@@ -2164,7 +2177,7 @@ def presets_of(argv):
 
 
 def main(argv=None):
-    return cli.start(Config, presets_of(argv), ACTIONS, __doc__, check, argv)
+    return cli.start(Config, presets_of(argv), ACTIONS, __doc__, check, UNREAD, argv)
 
 
 if __name__ == "__main__":

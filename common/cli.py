@@ -35,15 +35,6 @@ TOO_LARGE = ("can't allocate memory", "not enough memory", "MPS backend out of m
              "Storage size calculation overflowed", "Overflow when unpacking")
 
 
-# {action: {flag of another training: the flag to use instead}}
-COUNTS = {
-    "finetune": {"steps": "finetune_epochs", "batch": "finetune_batch", "lr": "finetune_lr",
-                 "warmup": "finetune_warmup", "length": "finetune_length",
-                 "dropout": "finetune_dropout"},
-    "further_train": {"steps": "further_steps"},
-}
-
-
 class UserError(Exception):
     """A mistake of the user, printed as one line with the place and the fix. Exit status 2."""
 
@@ -224,31 +215,31 @@ def make_config(config_class, presets, preset, command, actions, given):
     return config
 
 
-def warn_of_unread(config_class, command):
-    """Warn of flags that the action does not read, unless the flag to use instead is given too, or
-    names them in its help."""
-    comments = field_comments(config_class)
-    for name, counts in COUNTS.get(command.action, {}).items():
-        read = counts not in comments or f"--{name}" in comments[counts]
-        if name in command.given and counts not in command.given and not read:
-            warnings.warn(f"--{name}: --{command.action} does not read it; --{counts} counts")
+def warn_of_unread(command, unread):
+    """Warn of given flags that the action does not read, unless the flag to use instead is given
+    too."""
+    for name, instead in unread.get(command.action, {}).items():
+        if name in command.given and instead not in command.given:
+            hint = f"; --{instead} counts" if instead else ""
+            warnings.warn(f"--{name}: --{command.action} does not read it{hint}")
 
 
-def start(config_class, presets, actions, description, check=None, argv=None):
+def start(config_class, presets, actions, description, check=None, unread=None, argv=None):
     """Parse the command line of a paper file and run its action. Returns the exit status.
 
     config_class: frozen dataclass with the fields preset, out, restart and dry_run. presets:
     {preset: {field: value, ACTION: {field: value, ...}}}, where the inner ones apply to that action
     only. --dry_run applies presets["dry_run"] on top. actions: {name: (function, help)}, or
     (function, help, METAVAR) if the action takes a value. An action is called as function(config,
-    command). check(config, command): raises UserError for other mistakes.
+    command). check(config, command): raises UserError for other mistakes. unread: {action: {flag
+    that it does not read: the flag to use instead, or ""}}.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
         return 0
     if check:
         check(config, command)
-    warn_of_unread(config_class, command)
+    warn_of_unread(command, unread or {})
     try:
         actions[command.action][0](config, command)
     except Stop:

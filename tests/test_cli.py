@@ -113,6 +113,11 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
     ("autobert_zero --finetune CoLA --length 64", ""),  # read
     ("autobert_zero --finetune CoLA --steps 5", "--finetune_epochs counts"),
     ("albert --pretrain --steps 5", ""),
+    ("mformer --train --arch mformer --samples 40", "--samples: --train does not read it"),
+    ("mformer --search --samples 40", ""),
+    ("mformer --evaluate --init x --lr 1", "--lr: --evaluate does not read it"),
+    ("mformer --evaluate --init x --cost flops", ""),
+    ("mformer --predict x.npz --init x --cost flops", "--cost: --predict does not read it"),
 ])
 def test_a_flag_that_the_action_does_not_read_is_told(command, told, monkeypatch):
     file, *words = command.split()
