@@ -247,20 +247,28 @@ def used_inputs(expression):
     return [name for name in INPUTS if reads[name]]
 
 
+def names_in(expression):
+    """The operations and inputs of an expression, from left to right in its nested tuple."""
+    if expression in INPUTS:
+        return [expression]
+    op, *operands = expression
+    return sum(map(names_in, operands), [op])
+
+
 def canonical(expression):
-    """The form for comparing expressions: the operands of `add` are sorted by size, then by
-    operations, then by inputs."""
+    """The form for comparing expressions: K + Q becomes Q + K."""
+
+    def order(operand):
+        """The number of operations, then the operations, then the inputs."""
+        names = names_in(operand)
+        operations = [name for name in names if name in OPS]
+        inputs = [INPUTS.index(name) for name in names if name in INPUTS]
+        return len(operations), operations, inputs
+
     if expression in INPUTS:
         return expression
     op, *operands = expression
     operands = [canonical(operand) for operand in operands]
-
-    def order(operand):
-        # in repr, operations are in lower case and inputs in upper case
-        operations = re.findall("[a-z]+", repr(operand))
-        inputs = [INPUTS.index(name) for name in re.findall("[A-Z]", repr(operand))]
-        return len(operations), operations, inputs
-
     if op == "add":
         operands.sort(key=order)
     return op, *operands
