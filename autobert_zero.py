@@ -601,14 +601,19 @@ BAND_TOKENS = 1024  # longest sequence that runs as a band matrix
 def band_matrix(weights, T):
     """(N, T, T): multiplying by it convolves T tokens with kernels (N, K).
 
-    For T = 3 and the kernel a b c it is the middle three columns of
+    Row t holds the kernel, centred at column t. For T = 3 and the kernel a b c:
+
+        b c 0
+        a b c
+        0 a b
+
+    T copies of the kernel, each followed by T zeros, are a b c 0 0 0 a b c 0 0 0 a b c 0 0 0. In
+    rows of T + K - 1 = 5, each copy begins one column later. The middle T columns are the result:
 
         a | b c 0 | 0
         0 | a b c | 0
         0 | 0 a b | c
-
-    These are T copies of the kernel, each followed by T zeros, read as rows of T + K - 1: a copy
-    with its zeros is one longer than a row."""
+    """
     N, K = weights.shape
     copies = F.pad(weights[:, None].expand(N, T, K), (0, T)).flatten(1)  # (N, T (K + T))
     rows = copies[:, :T * (T + K - 1)].view(N, T, T + K - 1)
