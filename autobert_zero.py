@@ -832,41 +832,50 @@ def count(arch, cfg):
 
 
 def slot(name, value, arch):
-    """Where the super-net stores a candidate's weight: (name, index of its part). The index of a
-    whole tensor is `...`."""
-    pattern = r"encoder\.layers\.(\d+)\.(attention\.inputs\.\w+|conv\.kernel|conv\.transform)"
-    match = re.fullmatch(pattern, name)
-    if not match:
-        return name, ...
-    layer = arch[int(match[1])]
-    if match[2] == "conv.transform":
-        return f"{name}.{layer}", ...
-    if match[2] == "conv.kernel":  # the centre of the largest kernel, Figure 3
-        first = (max(KERNELS) - layer) // 2
-        return name, (slice(None), slice(first, first + layer))
-    reads = used_inputs(layer)
-    width = value.shape[0] // len(reads)
-    rows = [torch.arange(width) + width * INPUTS.index(each) for each in reads]
-    return name, torch.cat(rows)
+    """Where the super-net stores a candidate's weight: (name there, index of the part).
+
+    With an attention of Q and P as layer 0 and a convolution with kernel 9 as layer 1, names
+    without "encoder.layers.":
+
+        0.attention.inputs.weight   the rows of Q and P in 0.attention.inputs.weight
+        1.conv.kernel               the columns 28 to 36, the centre, of the 65 of 1.conv.kernel
+        1.conv.transform            1.conv.transform.9
+        any other                   the weight of the same name
+    """
+    everything = ...
+    match name.split("."):
+        case "encoder", "layers", number, "attention", "inputs", _:
+            reads = used_inputs(arch[int(number)])
+            width = len(value) // len(reads)
+            rows = [torch.arange(width) + width * INPUTS.index(each) for each in reads]
+            return name, torch.cat(rows)
+        case "encoder", "layers", number, "conv", "kernel":  # Figure 3
+            size = arch[int(number)]
+            first = (max(KERNELS) - size) // 2
+            return name, (slice(None), slice(first, first + size))
+        case "encoder", "layers", number, "conv", "transform":
+            return f"{name}.{arch[int(number)]}", everything
+    return name, everything
 
 
 def cut_out(weights, model):
-    """{name: weight} that a model takes from a super-net's weights.
+    """{name: weight} that a model takes from a super-net's weights. The head of a task has none.
 
-    A candidate also takes the transforms (Sec. 3.2, BIWS (1)). A model outside a search has none,
-    since its kernels are multiplied by them.
+    A candidate has the transforms of its kernels too (Sec. 3.2, BIWS (1)). Another model has none:
+    its kernels are the products of both.
     """
     state = model.state_dict()
     taken = {}
     for name, value in state.items():
         there, part = slot(name, value, model.encoder.arch)
-        if there not in weights:  # the head of a task
+        if there not in weights:
             continue
         taken[name] = weights[there][part]
-        if name.endswith("conv.kernel") and value.shape[1] < max(KERNELS):
+        if name.endswith("conv.kernel"):
             transform = name.replace("kernel", "transform")
-            if transform not in state:
-                taken[name] = taken[name] @ weights[f"{transform}.{value.shape[1]}"]
+            size = value.shape[1]
+            if transform not in state and size < max(KERNELS):
+                taken[name] = taken[name] @ weights[f"{transform}.{size}"]
     return taken
 
 
