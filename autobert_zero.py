@@ -926,30 +926,41 @@ class SuperNet:
 # --- search ---------------
 
 
+def draw_operation(rng, readable, unread):
+    """A random operation and its operands, each with probability 1/2 an unread result."""
+    op = rng.choice(OPS)
+    pools = []
+    for _ in range(1 if op in UNARY else 2):
+        pools.append(unread if rng.random() < 0.5 else readable)
+    return op, [rng.choice(pool) for pool in pools]
+
+
 def grow(rng, length):
-    """A random expression of up to `length` operations, or None if no draw fits. At most `left`
-    older results stay unread, so that the remaining `left` operations can join them."""
-    expressions = list(INPUTS)  # the inputs and the operations so far, referenced by index below
-    inputs = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
-    shapes = {number: "nd" for number in inputs}
-    unread = set(inputs)
+    """A random expression of up to `length` operations, or None if 30 draws in a row do not fit.
+
+    In the end only the output may be unread. An operation joins at most two unread results into
+    one. So when `left` operations remain, at most `left` results are unread besides the newest.
+    """
+    results = list(INPUTS)  # expressions. The numbers below are indices of this list
+    shapes = ["nd"] * len(INPUTS)
+    readable = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
+    unread = sorted(readable)
     for left in reversed(range(length)):
-        for _ in range(30):
-            op = rng.choice(OPS)
-            pools = [sorted(unread) if rng.random() < 0.5 else list(shapes)
-                     for _ in range(1 if op in UNARY else 2)]
-            operands = [rng.choice(pool) for pool in pools]
-            shape = infer(op, *[shapes[operand] for operand in operands])
-            others = unread.difference(operands)
-            if shape and len(others) <= left and (left or shape == "nd"):
+        for _ in range(30):  # draws until one fits
+            op, operands = draw_operation(rng, readable, unread)
+            shape = infer(op, *[shapes[number] for number in operands])
+            still_unread = [number for number in unread if number not in operands]
+            can_end = left > 0 or shape == "nd"
+            if shape and can_end and len(still_unread) <= left:
                 break
         else:
             return None
-        newest = len(expressions)
-        expressions.append((op, *[expressions[operand] for operand in operands]))
-        shapes[newest] = shape
-        unread = others | {newest}
-    return canonical(expressions[-1])
+        newest = len(results)
+        results.append((op, *[results[number] for number in operands]))
+        shapes.append(shape)
+        readable.append(newest)
+        unread = [*still_unread, newest]
+    return canonical(results[-1])
 
 
 @torch.no_grad()
@@ -957,11 +968,12 @@ def gain(expression, cfg):
     """The root mean square of an untrained attention's output, for inputs with root mean square 1,
     at the length, head dim and initialisation of cfg."""
     generator = torch.Generator().manual_seed(0)
-    deviation = cfg.init_std * math.sqrt(cfg.hidden)  # of projections (0.55 in BERT-base)
-    shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads
-    inputs = deviation * torch.randn(shape, generator=generator)
+    factor = cfg.init_std * math.sqrt(cfg.hidden)  # of an untrained projection, 0.55 in BERT-base
+    shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads  # I x (B, N, T, D)
+    inputs = factor * torch.randn(shape, generator=generator)
     values = run_graph(path_of(expression), dict(zip(INPUTS, inputs)))
-    return deviation * values[expression].square().mean().sqrt().item()  # W_O scales too
+    root_mean_square = values[expression].square().mean().sqrt().item()
+    return factor * root_mean_square  # W_O has the same factor
 
 
 def sample_attention(rng, cfg):
