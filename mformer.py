@@ -136,7 +136,8 @@ MUTATION = 0.3  # the chance to redraw a value of an architecture, as in HAT
 # "discarding the fastest and slowest 10% models" (Sec. 3.1.2) can mean the former or, as in the
 # released code, the latter.
 DROPPED = 0.1
-PRUNES_FROM = 160  # samples. A fifth of them, 32 sub-nets, measure the importance of features
+PRUNES_FROM = 160  # samples. A fifth of them measures the importance of features: 32 are enough
+ATTEMPTS = 50  # draws for each new architecture of a generation. The released code has no limit
 # D15: without --latency_limit the limit is this fraction of the samples' median latency, or the
 # latency of the fastest sample if none is below it. The paper gives no limit. The released search
 # for images uses 15.06 ms.
@@ -1170,12 +1171,13 @@ def kendall_tau(predicted, wanted):
 
 
 class Ranker:
-    """A binary classifier of pairs of architectures (Sec. 3.1.2): P(a has a greater value than b) =
-    sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of the architectures. 10%
-    choose when to stop. The last 10% are held out for Kendall's tau.
+    """Pairwise ranking (Sec. 3.1.2): a binary classifier of pairs of architectures. P(a has a
+    greater value than b) = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of
+    the architectures. 10% choose when to stop. The last 10% are held out for Kendall's tau.
     """
     # D6*: the ranker compares pairs, as in the paper. The released one is a regression by boosted
-    # trees, and measures the importance of a feature by its own |tau| with the values.
+    # trees, and measures the importance of a feature by its own |tau| with the values. The paper
+    # names no settings. The size of g and its training are ours, the 80% and 10% RankNAS's.
 
     def __init__(self, space, archs, values, seed=0):
         generator = torch.Generator().manual_seed(seed)
@@ -1195,7 +1197,8 @@ class Ranker:
         self.tau = self.quality(self.x, self.held_out)
 
     def fit(self, generator):
-        """Minimise the cross-entropy of random pairs. Keep the best weights on self.stopping."""
+        """Minimise the cross-entropy of random pairs. Keep the weights with the best Kendall's tau
+        on self.stopping."""
         optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
         best = -math.inf
@@ -1207,7 +1210,7 @@ class Ranker:
                     weights = copy.deepcopy(self.network.state_dict())
             pairs = torch.randint(len(self.fitted_to), (2, 512), generator=generator)
             one, two = self.fitted_to[pairs]
-            greater = 0.5 + 0.5 * torch.sign(self.y[one] - self.y[two])
+            greater = 0.5 + 0.5 * torch.sign(self.y[one] - self.y[two])  # 1, 0, or 0.5 if equal
             scores = self.g(self.x[one]) - self.g(self.x[two])
             F.binary_cross_entropy_with_logits(scores, greater.float()).backward()
             optimizer.step()
@@ -1216,7 +1219,8 @@ class Ranker:
 
     def inputs(self, archs):
         """The features of each architecture, (A, columns)."""
-        return torch.tensor([sum(features_of(arch, self.space).values(), []) for arch in archs])
+        rows = [features_of(arch, self.space).values() for arch in archs]
+        return torch.tensor([[*itertools.chain(*numbers)] for numbers in rows])
 
     def g(self, x):
         return self.network((x - self.mean) / self.scale)[:, 0]
@@ -1226,66 +1230,75 @@ class Ranker:
         return self.g(self.inputs(archs)).tolist()
 
     def quality(self, x, chosen):
+        """Kendall's tau of g with the true values of these architectures. chosen: row numbers."""
         return kendall_tau(self.g(x[chosen]), self.y[chosen])
 
     def importance(self, shuffles=20):
-        """Permutation importance, {feature: the drop in Kendall's tau}, the largest first. It
-        shuffles a feature's values among the architectures that the ranker is not fitted to."""
+        """Permutation importance (the lists of Sec. 7), {feature: how much Kendall's tau drops if
+        its values are shuffled}, the largest drop first. The values are shuffled among the
+        architectures that the ranker is not fitted to."""
         generator = torch.Generator().manual_seed(0)
         unseen = torch.cat([self.held_out, self.stopping])
-        whole = self.quality(self.x, unseen)
-        lost = collections.Counter()
-        start = 0
+        intact = self.quality(self.x, unseen)
+        drops = collections.Counter()
+        end = 0
         for name, numbers in features_of(widest(self.space), self.space).items():
-            columns = slice(start, start + len(numbers))
-            start = columns.stop
+            start = end
+            end += len(numbers)
             for _ in range(shuffles):
-                order = unseen[torch.randperm(len(unseen), generator=generator)]
+                shuffled = unseen[torch.randperm(len(unseen), generator=generator)]
                 x = self.x.clone()
-                x[unseen, columns] = self.x[order, columns]
-                lost[name] += (whole - self.quality(x, unseen)) / shuffles
-        return dict(lost.most_common())
+                x[unseen, start:end] = self.x[shuffled, start:end]
+                drops[name] += (intact - self.quality(x, unseen)) / shuffles
+        return dict(drops.most_common())
 
 
 def prune(space, importances, samples, keep):
-    """Sec. 3.1.2, pruning: the space with only `keep` searched features (0: all). samples: (loss,
-    architecture) of the sub-nets within the latency limit."""
+    """Search space pruning (Sec. 3.1.2): the space with only `keep` searched features (0: all).
+
+    importances: two lists of features, for the loss and the latency, the most important first.
+    samples: (loss, architecture) of the sub-nets within the latency limit.
+    """
     # D7: `keep` features are searched, alternating between the lists by importance for the loss and
     # for the latency. The paper does not say how. The attention types are always searched. Other
-    # features get their commonest value in the best tenth of the samples. CIFAR-10 keeps 3 of its 5
-    # features (the paper 5), translation 7, the number in the two lists of Sec. 7.1.
+    # features get their commonest value in the best tenth of the samples, at least 5. CIFAR-10
+    # keeps 3 of its 5 features (the paper 5), translation 7, the number in the two lists of Sec.
+    # 7.1.
     if not keep:
         return space
-    alternating = dict.fromkeys(itertools.chain(*zip(*importances)))
-    searched = {*PARTS, *[*alternating][:keep]}
-    best = sorted(samples, key=lambda sample: sample[0])[:max(5, len(samples) // 10)]
+    alternating = itertools.chain(*zip(*importances))
+    important = [*dict.fromkeys(alternating)]  # each once, in order
+    searched = {*important[:keep], *PARTS}
+    ranked = sorted(samples, key=lambda sample: sample[0])
+    best = [arch for _, arch in ranked[:max(5, len(samples) // 10)]]
     pruned = {}
     for name, choices in space.items():
-        if name not in searched:
-            values = [value for _, arch in best for value in values_of(arch, name)]
-            choices = (max(choices, key=values.count),)
         pruned[name] = choices
+        if name not in searched:
+            values = [value for arch in best for value in values_of(arch, name)]
+            commonest = max(choices, key=values.count)
+            pruned[name] = (commonest,)
     return pruned
 
 
 def latency_window(rank_scores, latencies, limit):
-    """(lowest, highest) rank score for latency in the evolution. D8: the window excludes the
-    slowest tenth of the samples and those over the limit. It excludes the fastest tenth too, unless
-    no others remain."""
+    """Hardware-aware search (Sec. 3.1.2): the lowest and the highest rank score for latency that
+    the evolution allows. rank_scores, latencies: of the samples."""
+    # The window excludes the slowest tenth of the samples (D8) and those over the limit. It excludes
+    # the fastest tenth too, unless no others remain.
     within = sum(latency <= limit for latency in latencies) / len(latencies)
-    high = min(1 - DROPPED, within)
-    low = DROPPED if DROPPED < high else 0
+    end = min(1 - DROPPED, within)  # fractions of the samples, the fastest first
+    begin = DROPPED if DROPPED < end else 0
     rank_scores = sorted(rank_scores)
     last = len(rank_scores) - 1
-    return rank_scores[round(low * last)], rank_scores[round(high * last)]
+    return rank_scores[round(begin * last)], rank_scores[round(end * last)]
 
 
-def draw_new(draw, count, allowed, drawn):
-    """Up to `count` architectures of draw() that are allowed and new. drawn: the set of all draws
-    so far, updated in place."""
+def take_new(archs, count, allowed, drawn):
+    """Up to `count` of these random architectures that are allowed and new. archs: endless.
+    drawn: the set of all architectures so far, updated in place."""
     new = []
-    for _ in range(50 * count):
-        arch = draw()
+    for arch in itertools.islice(archs, ATTEMPTS * count):
         if arch not in drawn and allowed(arch):
             new.append(arch)
         drawn.add(arch)
@@ -1295,27 +1308,27 @@ def draw_new(draw, count, allowed, drawn):
 
 
 def evolve(space, fitness, allowed, cfg):
-    """{architecture: fitness, lower is better} of all architectures that the evolution scores. It
-    ends early after a generation without new architectures.
+    """The evolution (Sec. 3.2.2): {architecture: fitness, lower is better} of all architectures
+    that it scores. It ends early after a generation without new architectures.
 
     fitness: architectures -> numbers. allowed: architecture -> bool.
     """
     rng = random.Random(f"{cfg.seed} evolution")
+    forever = itertools.repeat(None)
     drawn = set()
     scores = {}
     fifth = max(1, cfg.population // 5)
     for generation in range(1 + cfg.generations):
         if generation == 0:
-            new = draw_new(lambda: sample_arch(space, rng), cfg.population, allowed, drawn)
+            samples = (sample_arch(space, rng) for _ in forever)
+            new = take_new(samples, cfg.population, allowed, drawn)
         else:
             parents = sorted(scores, key=scores.get)[:fifth]
-            mutants = draw_new(
-                lambda: mutate(rng.choice(parents), space, MUTATION, rng), 2 * fifth, allowed,
-                drawn)
-            children = draw_new(
-                lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng), 2 * fifth,
-                allowed, drawn)
-            new = mutants + children
+            mutants = (mutate(rng.choice(parents), space, MUTATION, rng) for _ in forever)
+            children = (
+                crossover(rng.choice(parents), rng.choice(parents), space, rng) for _ in forever)
+            new = take_new(mutants, 2 * fifth, allowed, drawn)
+            new += take_new(children, 2 * fifth, allowed, drawn)
         if not new:
             break
         scores |= zip(new, fitness(new))
@@ -1334,9 +1347,9 @@ def find_limit(latencies, cfg):
 
 
 def rank_and_evolve(space, history, cfg):
-    """Sec. 3.1.2 as a whole. history: lines of samples. Returns the new architectures of the
-    evolution, best-ranked first, and a dictionary of the rankers' figures, the pruned space and the
-    limit."""
+    """RankNAS after the measurements: the three parts of Sec. 3.1.2. history: lines of samples.
+    Returns the new architectures of the evolution, best-ranked first, and a dictionary of the
+    rankers' figures, the pruned space and the limit."""
     archs = [parse_arch(line["arch"], cfg) for line in history]
     losses = [line["scores"]["loss"] for line in history]
     latencies = [line["scores"]["latency"] for line in history]
@@ -1354,8 +1367,12 @@ def rank_and_evolve(space, history, cfg):
     pruned = prune(space, importance.values(), within, keep)
     # 3. Hardware-aware search.
     low, high = latency_window(by_latency.rank_scores(archs), latencies, limit)
-    scores = evolve(pruned, by_loss.rank_scores,
-                    lambda arch: low <= by_latency.rank_scores([arch])[0] <= high, cfg)
+
+    def allowed(arch):
+        (rank_score,) = by_latency.rank_scores([arch])
+        return low <= rank_score <= high
+
+    scores = evolve(pruned, by_loss.rank_scores, allowed, cfg)
     ranked = [arch for arch in sorted(scores, key=scores.get) if arch not in archs]
     return ranked, {
         "tau": {"loss": by_loss.tau, "latency": by_latency.tau},
@@ -1423,6 +1440,33 @@ def measure_latency(arch, cfg, device):
     return statistics.fmean(sorted(times[UNTIMED:])[dropped:cfg.latency_runs - dropped])
 
 
+def measure(archs, supernet, data, cfg, ranks, limit):
+    """The measurements of these architectures as entries of history lines. An architecture over the
+    latency limit has no loss.
+
+    The processes share the losses and, on GPUs, the latencies. On a CPU they would slow each other
+    down, so the first process measures all latencies.
+    """
+    # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
+    # separately, the released code on 2,000 sub-nets each.
+    began = time.perf_counter()
+    timing = ranks.size if ranks.device.type == "cuda" else 1  # processes that measure latencies
+    own = archs[ranks.rank::timing] if ranks.rank < timing else []
+    latencies = collections.ChainMap(
+        *gather(ranks, {arch: measure_latency(arch, cfg, ranks.device) for arch in own}))
+    fast = [arch for arch in archs if latencies[arch] <= limit]
+    own = fast[ranks.rank::ranks.size]
+    losses = collections.ChainMap(
+        *gather(ranks, {arch: held_out_loss(supernet, data, cfg, arch) for arch in own}))
+    seconds = (time.perf_counter() - began) / len(archs)
+    return [{
+        "arch": arch_text(arch),
+        "score": -losses[arch] if arch in losses else None,
+        "scores": {"loss": losses.get(arch), "latency": latencies[arch]},
+        "seconds": seconds,
+    } for arch in archs]
+
+
 def append(path, text):
     with open(path, "a", encoding="utf-8") as file:
         file.write(text)
@@ -1437,59 +1481,38 @@ def measure_archs(archs, round_name, supernet, data, cfg, run, limit=math.inf, e
     on_main(ranks, write_atomic, path, jsonl(history))  # without a line that a kill cut short
     lines = [line for line in history if line["round"] == round_name]
     bar = progress(ranks, len(archs), f"measuring {round_name}s", len(lines))
-    while len(lines) < len(archs) and len(within_limit(lines, limit)) < enough:
+    while len(lines) < len(archs):
         missing = enough - len(within_limit(lines, limit))
-        chosen = archs[len(lines):][:min(4 * ranks.size, missing)]
-        began = time.perf_counter()
-        losses, latencies = measure(chosen, supernet, data, cfg, ranks, limit)
-        seconds = (time.perf_counter() - began) / len(chosen)
-        new = [{
-            "id": number,
-            "round": round_name,
-            "parent": None,
-            "arch": arch_text(arch),
-            "score": -losses[arch] if arch in losses else None,
-            "scores": {"loss": losses.get(arch), "latency": latencies[arch]},
-            "seconds": seconds,
-        } for number, arch in enumerate(chosen, len(history))]
+        if missing <= 0:
+            break
+        chosen = archs[len(lines):][:min(4 * ranks.size, missing)]  # between two saves
+        measured = measure(chosen, supernet, data, cfg, ranks, limit)
+        new = [{"id": number, "round": round_name, "parent": None, **entries}
+               for number, entries in enumerate(measured, len(history))]
         history += new
         lines += new
         on_main(ranks, append, path, jsonl(new))
-        bar.update(len(chosen))
+        bar.update(len(new))
         if stopping(ranks):
             raise Stop
     bar.close()
     return lines
 
 
-def measure(archs, supernet, data, cfg, ranks, limit):
-    """({architecture: loss} of those within the latency limit, {architecture: latency}).
-
-    The processes share the losses and, on GPUs, the latencies. On a CPU they would slow each other
-    down, so the first process measures all latencies.
-    """
-    # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
-    # separately, the released code on 2,000 sub-nets each.
-    timing = ranks.size if ranks.device.type == "cuda" else 1  # processes that measure latencies
-    own = archs[ranks.rank::timing] if ranks.rank < timing else []
-    latencies = collections.ChainMap(
-        *gather(ranks, {arch: measure_latency(arch, cfg, ranks.device) for arch in own}))
-    fast = [arch for arch in archs if latencies[arch] <= limit]
-    own = fast[ranks.rank::ranks.size]
-    losses = collections.ChainMap(
-        *gather(ranks, {arch: held_out_loss(supernet, data, cfg, arch) for arch in own}))
-    return losses, latencies
-
-
 def check_limit(space, cfg, device):
     """UserError if the fastest architecture breaks --latency_limit. It has the smallest widths and
-    depths. The fastest number of heads and type depend on the device."""
+    depths. The fastest number of heads and type depend on the device, so each end is measured."""
     latencies = []
     for pick_heads, pick_type in itertools.product((min, max), repeat=2):
-        picks = dict.fromkeys(space, min)
-        picks |= {name: pick_heads for name in space if name.endswith("heads")}
-        picks |= {name: pick_type for name in space if name in PARTS}
-        arch = build_arch(space, lambda name, choices, layer: picks[name](choices))
+        picked = {}
+        for name, choices in space.items():
+            pick = min
+            if name.endswith("heads"):
+                pick = pick_heads
+            elif name in PARTS:
+                pick = pick_type
+            picked[name] = (pick(choices),)
+        arch = widest(picked)  # the only one of a space with one choice per feature
         latencies.append(measure_latency(arch, cfg, device))
     fastest = min(latencies)
     if fastest > cfg.latency_limit:
@@ -1499,9 +1522,10 @@ def check_limit(space, cfg, device):
 
 def draw_samples(space, cfg):
     """Different architectures for the rankers."""
-    archs = {}
+    count = min(cfg.samples, space_size(space))
+    archs = {}  # in order
     for number in itertools.count():
-        if len(archs) == min(cfg.samples, space_size(space)):
+        if len(archs) == count:
             return [*archs]
         archs[sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))] = None
 
@@ -1524,14 +1548,18 @@ def find_architecture(supernet, space, data, cfg, run):
     samples = measure_archs(draw_samples(space, cfg), "sample", supernet, data, cfg, run)
     ranked, learned = on_main(run.ranks, rank_and_evolve, space, samples, cfg)
     # The latency ranker errs, and the evolution prefers architectures whose latency it
-    # underestimates. So the best-ranked ones are measured, in order, until enough are within the
-    # limit.
+    # underestimates. So the best-ranked ones are measured, in order, until --finalists are within
+    # the limit. This may take a quarter of the samples' time.
     limit = learned["latency_limit"]
-    ranked = ranked[:max(cfg.finalists, cfg.samples // 4)]
+    most = max(cfg.finalists, cfg.samples // 4)
     finalists = measure_archs(
-        ranked, "finalist", supernet, data, cfg, run, limit, cfg.finalists)
-    result = {**winner(samples + finalists, limit), **learned,
-              "finalists": len(finalists), "within": len(within_limit(finalists, limit))}
+        ranked[:most], "finalist", supernet, data, cfg, run, limit, cfg.finalists)
+    result = {
+        **winner(samples + finalists, limit),
+        **learned,
+        "finalists": len(finalists),
+        "within": len(within_limit(finalists, limit)),
+    }
     on_main(run.ranks, write_json, run.folder / "best.json", result)
     return result
 
