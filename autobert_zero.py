@@ -543,13 +543,12 @@ def find_softmax_attention(expression):
     "nd" and X "dn". No other operation may read softmax(...), scale(...) or A @ X.
     """
     match expression:
-        case ("matmul", ("softmax", ("scale", ("matmul", A, X))), C):
+        case "matmul", ("softmax", ("scale", ("matmul", A, X) as scores) as scaled) as weights, C:
             path = path_of(expression)
             shapes = path.get(A, "nd"), path.get(X, "nd")
-            weights = expression[1]
-            parts = weights, weights[1], weights[1][1]
             reads = count_reads(expression)
-            if shapes == ("nd", "dn") and all(reads[part] == 1 for part in parts):
+            read_once = all(reads[part] == 1 for part in (weights, scaled, scores))
+            if shapes == ("nd", "dn") and read_once:
                 return A, X, C
     return None
 
@@ -1074,7 +1073,9 @@ def applied(operands, others):
 
 def with_operand(operation, side, operand):
     """The operation with its operand 0 or 1 replaced."""
-    return *operation[:side + 1], operand, *operation[side + 2:]
+    op, *operands = operation
+    operands[side] = operand
+    return op, *operands
 
 
 def replace(old, others):
@@ -1154,13 +1155,16 @@ def edit_attention(parent, rng, priority):
     """
     edits = [*itertools.product(EDITS, range(len(path_of(parent))))]
     for edit, index in rng.sample(edits, len(edits)):
-        if children := legal_children(parent, edit, index):
-            if edit in (delete, rewire):
-                # D35: delete and rewire make no new operation, so they are drawn uniformly
-                return rng.choice(children)
-            # D41: an operation appended to the last one is drawn by the priorities of position k +
-            # 1. The paper has k positions
-            return choose(children, index + (edit is append), rng, priority)
+        children = legal_children(parent, edit, index)
+        if not children:
+            continue
+        if edit in (delete, rewire):
+            # D35: delete and rewire make no new operation, so they are drawn uniformly
+            return rng.choice(children)
+        # D41: an operation appended to the last one is drawn by the priorities of position k + 1.
+        # The paper has k positions
+        position = index + 1 if edit is append else index
+        return choose(children, position, rng, priority)
     return parent
 
 
