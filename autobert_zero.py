@@ -1336,14 +1336,14 @@ def search(supernet, run, data, cfg):
     write_history(run, begin - 1, history)
     for number in range(begin, len(round_sizes(cfg))):
         name = f"round-{number}"
-        proposals = dict(enumerate(propose(history, number, cfg), len(history)))  # lines 1, 4 to 7
-        archs = {key: arch for key, (_, arch) in proposals.items()}
+        proposals = propose(history, number, cfg)  # lines 1, 4 to 7
+        archs = {key: arch for key, (_, arch) in enumerate(proposals, len(history))}
         best = score_to_beat(history, data)
         results = score_candidates(  # lines 2, 8, 9
             archs, number, supernet, run, name, data, cfg, best)
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
-            for key, (parent, arch) in proposals.items()]
+            for key, (parent, arch) in enumerate(proposals, len(history))]
         if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
             supernet.write_back(
                 (archs[line["id"]], load_file(run.folder / name / f"{line['id']}.pt"))
@@ -1432,15 +1432,15 @@ def train_finalists(history, first, run, data, cfg):
     # score depends on the age of its super-net, and the best of many noisy scores is partly luck.
     # The paper takes the best candidate (Sec. 4.2)
     lines = ranked(history)[:cfg.finalists]
-    archs = {line["id"]: parse_arch(line["arch"]) for line in lines}
-    archs = {**hand_designed(cfg.layers), **archs}
+    baselines = hand_designed(cfg.layers)
+    archs = baselines | {line["id"]: parse_arch(line["arch"]) for line in lines}
     longer = dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps,
                                  train_examples=cfg.finalist_times * cfg.train_examples)
     if cfg.train_examples:
         data = open_proxies(data.tasks, longer, data)
     results = score_candidates(archs, 0, first, run, "finalists", data, longer)
-    finalists = [{**line, **results.pop(line["id"])} for line in lines]
-    return finalists, results
+    finalists = [{**line, **results[line["id"]]} for line in lines]
+    return finalists, {name: results[name] for name in baselines}
 
 
 def search_and_train_again(source, run, data, cfg):
