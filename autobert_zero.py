@@ -1489,8 +1489,8 @@ def run_search(cfg, command):
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES)
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            data = open_texts(cfg, command, ranks, run.folder)
-            cfg = resolve_data(cfg, command, data)
+            data = open_data(cfg, run, text=True)
+            cfg = resolve_data(cfg, data)
             run.save_settings(cfg, trained=trained_positions(source, cfg))
             data = open_proxies(names, cfg, data)
             print_plan(run, data, cfg)
@@ -1878,8 +1878,8 @@ def pretrain(cfg, command):
         run = RunFolder(cfg, command, ranks, reads=inputs.files)
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            data = open_texts(cfg, command, ranks, run.folder)
-            cfg = resolve_data(cfg, command, data)
+            data = open_data(cfg, run, text=True)
+            cfg = resolve_data(cfg, data)
             run.save_settings(cfg, trained=trained_positions(source, cfg))
             run.finish(pretrain_language_model(source, data, cfg, run))
         result = run.finished()
@@ -1969,11 +1969,11 @@ def resolve(cfg, command, ranks, source):
     return dataclasses.replace(cfg, arch=arch_text(arch))
 
 
-def resolve_data(cfg, command, data):
+def resolve_data(cfg, data):
     """Fill in the settings that follow from the data: the vocabulary size, and with --steps 0 the
     steps of EPOCHS passes over the corpus."""
     cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
-    if cfg.steps or command.action != "pretrain":
+    if cfg.steps or not data.train:
         return cfg
     sequences = EPOCHS * data.train.slots(cfg.length - 3)
     return dataclasses.replace(cfg, steps=math.ceil(sequences / cfg.batch))
@@ -2073,36 +2073,33 @@ def finetune(cfg, command):
         cfg = resolve(cfg, command, ranks, source)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
         flags = data_flags(names)
-        if not cfg.tokenizer:  # to train it
+        text = not cfg.tokenizer  # to train a vocabulary
+        if text:
             flags.append("corpus")
         inputs = find_inputs(
             ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST, *names))
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            data = open_vocabulary(cfg, command, ranks, run.folder)
-            cfg = resolve_data(cfg, command, data)
+            data = open_data(cfg, run, text)
+            cfg = resolve_data(cfg, data)
             run.save_settings(cfg)
             results = finetune_tasks(names, source, data.tokenizer, cfg, run)
             run.finish(on_main(ranks, summarise, run.folder, results))
         print_summary(run, cfg, NINE)
 
 
-def open_texts(cfg, command, ranks, folder):
-    """Data with the corpus and its tokenizer."""
-    return open_corpus(
-        ranks, folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
-        held_out=cfg.held_out, init=cfg.init, given=command.given)
-
-
-def open_vocabulary(cfg, command, ranks, folder):
-    """Data with the tokenizer of --tokenizer, or one trained on the corpus."""
-    if not cfg.tokenizer:
-        return open_texts(cfg, command, ranks, folder)
+def open_data(cfg, run, text):
+    """The Data of a run: the tokenizer and, with `text`, the corpus."""
+    ranks = run.ranks
+    given = run.command.given
+    if text:
+        return open_corpus(
+            ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
+            held_out=cfg.held_out, init=cfg.init, given=given)
     tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-    vocab_size = cfg.vocab_size if "vocab_size" in command.given else None
-    check_tokenizer(ranks, tokenizer, cfg.init, vocab_size)
-    on_main(ranks, tokenizer.save, folder)
+    check_tokenizer(ranks, tokenizer, cfg.init, cfg.vocab_size if "vocab_size" in given else None)
+    on_main(ranks, tokenizer.save, run.folder)
     return Data(ranks.device, tokenizer)
 
 
@@ -2116,10 +2113,10 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
 
     def work(job, mnli):
         name = jobs[job]
-        number = job.rsplit("-", 1)[1]
+        number = int(job.rpartition("-")[2])
         # D36: fine-tuning has App. D.1's learning rate and weight decay, and one evaluation
         # interval. App. D.2 chooses among 12 pairs and two intervals
-        settings = dataclasses.replace(cfg, seed=cfg.seed + int(number))
+        settings = dataclasses.replace(cfg, seed=cfg.seed + number)
         start = source
         if mnli:
             weights = load_file(mnli / "checkpoint.pt")["owned"]["model"]
