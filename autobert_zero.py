@@ -1658,7 +1658,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from data.inputs import (
         Data, check_tokenizer, find_inputs, open_corpus, open_tokenizer, pick,
         print_after_training, print_near_baseline)
-    from data.network_code import SPAN, head_kind, write_hugging_face, write_network
+    from data.network_code import (
+        SPAN, head_kind, refuse_to_overwrite, write_hugging_face, write_network)
 
 MODELS = ("init", "tokenizer")  # flags that name models
 UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
@@ -2138,24 +2139,15 @@ def export(cfg, command):
     cfg = resolve(cfg, command, None, source)
     tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
     model, labels, length = network_to_export(source, cfg)
-    write = write_hugging_face  # refuses a folder that is not empty
-    use = f'AutoModel{head_kind(labels)}.from_pretrained("{path}", trust_remote_code=True) opens it'
     if path.suffix == ".py":
         refuse_to_overwrite(path, tokenizer)
-        write = write_network
+        write_network(path, model, cfg, tokenizer, labels, length)
         use = "its first lines say how to use it"
-    write(path, model, cfg, tokenizer, labels, length)
+    else:
+        write_hugging_face(path, model, cfg, tokenizer, labels, length)
+        use = (f'AutoModel{head_kind(labels)}.from_pretrained("{path}", trust_remote_code=True) '
+               "opens it")
     print(f"{path}: written, with weights, drawing and {tokenizer.file_name}; {use}")
-
-
-def refuse_to_overwrite(path, tokenizer):
-    """Raise UserError if a file of an export exists, unless it is this vocabulary."""
-    exists = [each for each in map(path.with_suffix, (".py", ".pt", ".mmd")) if each.exists()]
-    vocabulary = path.with_name(tokenizer.file_name)
-    if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
-        exists.append(vocabulary)
-    if exists:
-        raise UserError(f"--export {path}: {exists[0]} exists already; choose another folder")
 
 
 def network_to_export(source, cfg):

@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+from common.cli import UserError
 from common.files import save_file, write_atomic
 from data import hf_models
 
@@ -209,6 +210,16 @@ def write_network(path, model, cfg, tokenizer, labels, length):
     write_atomic(path.with_suffix(".mmd"), mermaid(home, model.encoder.arch))
     tokenizer.save(path.parent)
     save_file(weights, model.state_dict())
+
+
+def refuse_to_overwrite(path, tokenizer):
+    """Raise UserError if a file of write_network exists, unless it is this vocabulary."""
+    exists = [each for each in map(path.with_suffix, (".py", ".pt", ".mmd")) if each.exists()]
+    vocabulary = path.with_name(tokenizer.file_name)
+    if vocabulary.exists() and vocabulary.read_bytes() != tokenizer.path.read_bytes():
+        exists.append(vocabulary)
+    if exists:
+        raise UserError(f"--export {path}: {exists[0]} exists already; choose another folder")
 
 
 def head_kind(labels):
