@@ -15,7 +15,7 @@ Map:     Table 1 -> infer, table_1        Eq. 1, 2 -> AttentionMixer       Fig. 
          Fig. 5, 6, 8, Table 7 -> tests/claims
 Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a layer can be),
          SuperNet (how candidates share weights), ucb, OperationPriority, mutate, propose,
-         score_candidate, search (Alg. 1). Skip at first: the text form, simplify,
+         score_candidate, search (Alg. 1). Skip at first: the text form,
          find_softmax_attention, the edits, what a search prints, everything after train_step.
 Differs: There are 46 departures from the paper, D1 to D46: grep -n '# D[0-9]' autobert_zero.py
 """
@@ -28,7 +28,6 @@ import itertools
 import json
 import math
 import random
-import re
 import shlex
 import shutil
 import statistics
@@ -219,7 +218,10 @@ def infer(op, *shapes):
 
 def path_of(expression):
     """{operation: shape} of the distinct operations of an expression, in order of evaluation. The
-    shape of an illegal operation is None."""
+    shape of an illegal operation is None.
+
+    That of (Q @ K.T) @ V, in the text form, is {K.T: "dn", Q @ K.T: "nn", (Q @ K.T) @ V: "nd"}.
+    """
     path = {}
 
     def visit(part):
@@ -370,33 +372,6 @@ def parse_formula(text):
     return expression
 
 
-def simplify(expression):
-    """An equal expression with fewer minus signs: neg(cos(Q, K)) @ neg(P) becomes cos(Q, K) @ P.
-
-    A minus sign moves out of linear and odd operations. A cosine ignores the scale of its operands.
-    This is for display. A search keeps the formulas that it drew.
-    """
-
-    def simple(expression):
-        if expression in INPUTS:
-            return expression
-        op, *operands = expression
-        expression = op, *map(simple, operands)
-        match expression:
-            case ("neg", ("neg", x)) | ("transpose", ("transpose", x)):
-                return x
-            case ("transpose" | "scale" | "softsign", ("neg", x)):
-                return "neg", simple((op, x))
-            case ("matmul" | "cosine", ("neg", x), y) | ("matmul" | "cosine", x, ("neg", y)):
-                return simple(("neg", (op, x, y)))
-            case ("cosine", ("scale", x), y) | ("cosine", x, ("scale", y)):
-                return simple(("cosine", x, y))
-        return expression
-
-    shorter = canonical(simple(expression))
-    return min(expression, shorter, key=lambda each: len(path_of(each)))
-
-
 def arch_text(arch):
     """The text form of an architecture (parse_arch reads it)."""
     layers = [f"conv{layer}" if isinstance(layer, int) else formula(layer) for layer in arch]
@@ -436,18 +411,20 @@ def stretch(arch, layers):
     """Evenly spaced pairs of layers of an architecture, for another depth. Twice the depth repeats
     each pair after itself (App. D.2, large). An odd depth drops the last layer."""
     # D14: depths other than 12 and 24 are ours
-    last = len(arch) // 2 - 1
-    pairs = (layers + 1) // 2
-    chosen = [round(index * last / max(pairs - 1, 1)) for index in range(pairs)]
-    return tuple(layer for pair in chosen for layer in arch[2 * pair:2 * pair + 2])[:layers]
+    pairs = [arch[first:first + 2] for first in range(0, len(arch), 2)]
+    last = len(pairs) - 1
+    count = (layers + 1) // 2
+    result = ()
+    for index in range(count):
+        result += pairs[round(index * last / max(count - 1, 1))]
+    return result[:layers]
 
 
 def read_arch(name, layers):
     """The architecture of --arch and --layers. Raises ValueError with the reason."""
     if name.endswith(".json"):
         try:
-            name = json.loads(Path(name).read_text(encoding="utf-8"))["arch"]
-            name += ""  # TypeError unless it is text
+            name = str(json.loads(Path(name).read_text(encoding="utf-8"))["arch"])
         except OSError:
             raise ValueError("no such file; name the best.json of a search") from None
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -913,7 +890,7 @@ class SuperNet:
     def load_rest(self, weights):
         """Copy a network's weights, except its convolutions and attentions."""
         for name, value in weights.items():
-            if not re.search(r"layers\.\d+\.(attention|conv)\.", name):
+            if ".attention." not in name and ".conv." not in name:
                 self.weights[name] = value
 
     def state_dict(self):
@@ -1058,8 +1035,8 @@ class OperationPriority:
 
 
 def applied(operands, others):
-    """Every operation on these operands. Given one operand, a binary operation combines it with
-    each of `others`."""
+    """Every operation on these operands. A unary operation reads one of them. A binary operation
+    reads both, or a single operand and one of `others`."""
     for op in OPS:
         if op in UNARY:
             yield from ((op, operand) for operand in operands)
@@ -1354,6 +1331,9 @@ def search(supernet, run, data, cfg):
     return history
 
 
+# Around Algorithm 1: files, baselines, a warm start, finalists
+
+
 def write_history(run, number, history):
     """Write history.jsonl from the checkpoint, then delete the folder of the finished round."""
 
@@ -1563,6 +1543,33 @@ def short_form(arch):
     operations."""
     return " ".join(f"conv{layer}" if isinstance(layer, int) else f"att{len(path_of(layer))}"
                     for layer in arch)
+
+
+def simplify(expression):
+    """An equal expression with fewer minus signs: neg(cos(Q, K)) @ neg(P) becomes cos(Q, K) @ P.
+
+    A minus sign moves out of linear and odd operations. A cosine ignores the scale of its operands.
+    This is for display. A search keeps the formulas that it drew.
+    """
+
+    def simple(expression):
+        if expression in INPUTS:
+            return expression
+        op, *operands = expression
+        expression = op, *map(simple, operands)
+        match expression:
+            case ("neg", ("neg", x)) | ("transpose", ("transpose", x)):
+                return x
+            case ("transpose" | "scale" | "softsign", ("neg", x)):
+                return "neg", simple((op, x))
+            case ("matmul" | "cosine", ("neg", x), y) | ("matmul" | "cosine", x, ("neg", y)):
+                return simple(("neg", (op, x, y)))
+            case ("cosine", ("scale", x), y) | ("cosine", x, ("scale", y)):
+                return simple(("cosine", x, y))
+        return expression
+
+    shorter = canonical(simple(expression))
+    return min(expression, shorter, key=lambda each: len(path_of(each)))
 
 
 def print_best(run, cfg):
