@@ -482,16 +482,19 @@ def fill_padding(x, axis, value, mask):
     return torch.where(visible, x, value)
 
 
-def hide_padding(op, operands, shapes, mask):
-    """The operands of an operation, with padding replaced so that sums over tokens ignore it."""
+def hide_padding(op, operands, shape, mask):
+    """The operands of an operation, with padding replaced so that sums over tokens ignore it.
+    shape: of the first operand, whose last axis is summed."""
     # D5: no sum includes padding. The paper does not mention it
+    if shape[1] != "n":
+        return operands
     x = operands[0]
     y = operands[-1]
-    if op == "softmax" and shapes[0][1] == "n":
+    if op == "softmax":
         return [fill_padding(x, -1, -math.inf, mask)]
-    if op in ("cosine", "euclidean") and shapes[0][1] == "n":  # they sum over the last axis of both
+    if op in ("cosine", "euclidean"):  # they sum over the last axis of both
         return [fill_padding(x, -1, 0.0, mask), fill_padding(y, -1, 0.0, mask)]
-    if op == "matmul" and shapes[1][0] == "n":
+    if op == "matmul":
         return [x, fill_padding(y, -2, 0.0, mask)]  # one side is enough: x is finite
     return operands
 
@@ -504,8 +507,8 @@ def run_graph(path, inputs, mask=None, dropout=0.0):
     table = table_1(head_dim=next(iter(inputs.values())).shape[-1])
     for operation, shape in path.items():
         op, *parts = operation
-        shapes = [path.get(part, "nd") for part in parts]
-        operands = hide_padding(op, [values[part] for part in parts], shapes, mask)
+        operands = [values[part] for part in parts]
+        operands = hide_padding(op, operands, path.get(parts[0], "nd"), mask)
         values[operation] = table[op](*operands)
         # D25: only an n x n softmax has dropout. The paper does not say where
         if (op, shape) == ("softmax", "nn"):
@@ -864,7 +867,7 @@ class SuperNet:
 
     def __init__(self, cfg):
         # D30: both branches share one FFN. The paper does not say
-        four_inputs = parse_formula("Q + K + V + P")  # has all projections. It never runs either
+        four_inputs = parse_formula("Q + K + V + P")  # has the projections of all inputs
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
             attention = LanguageModel((four_inputs,) * cfg.layers, cfg, shared=True)
@@ -921,13 +924,14 @@ def grow(rng, length):
     shapes = ["nd"] * len(INPUTS)
     readable = rng.sample(range(len(INPUTS)), rng.randint(2, len(INPUTS)))
     unread = sorted(readable)
-    for left in reversed(range(length)):
-        for _ in range(30):  # draws until one fits
+    for left in reversed(range(length)):  # the number of operations after this one
+        for _ in range(30):
             op, operands = draw_operation(rng, readable, unread)
             shape = infer(op, *[shapes[number] for number in operands])
             still_unread = [number for number in unread if number not in operands]
+            can_join = len(still_unread) <= left
             can_end = left > 0 or shape == "nd"
-            if shape and can_end and len(still_unread) <= left:
+            if shape and can_join and can_end:
                 break
         else:
             return None
@@ -1185,8 +1189,9 @@ def propose(history, number, cfg):
     """
     rng = random.Random(f"{cfg.seed} round {number}")
     sizes = round_sizes(cfg)
+    initial = number < len(sizes) - cfg.rounds
     parents = []
-    if number >= len(sizes) - cfg.rounds and cfg.strategy != "random":
+    if not initial and cfg.strategy != "random":
         parents = ranked(history)[:cfg.parents]  # Alg. 1, line 4
     priority = OperationPriority(history, cfg)  # Alg. 1, line 12
     seen = {line["arch"] for line in history}
@@ -1284,23 +1289,21 @@ def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
     and logs a line for each, with a star where the score is above `best`.
     """
     folder = run.folder / name
+    texts = {key: arch_text(arch) for key, arch in archs.items()}
 
     def evaluate(key):
         return score_candidate(archs[key], number, supernet, data, cfg, folder / str(key))
 
+    def length(key):
+        return len(texts[key])
+
     def report(key, result):
         if data.tasks:  # a warm start has none
             print0(run.ranks, candidate_line(key, result, archs[key], best, cfg))
-        run.log("candidate", number, job=f"{name}/{key}", arch=arch_text(archs[key]), **result)
+        run.log("candidate", number, job=f"{name}/{key}", arch=texts[key], **result)
 
     results = share_out(
-        run.ranks,
-        list(archs),
-        folder,
-        name,
-        evaluate,
-        lambda key: len(arch_text(archs[key])),
-        report)
+        run.ranks, list(archs), folder, name, evaluate, cost=length, report=report)
     return dict(zip(archs, results))
 
 
@@ -1504,7 +1507,8 @@ def measure_seconds(data, cfg):
 def print_plan(run, data, cfg):
     """Print the phases of a search and their estimated time. All processes measure at the same
     time, as in training."""
-    step, tuning = map(max, zip(*gather(run.ranks, measure_seconds(data, cfg))))
+    measured = gather(run.ranks, measure_seconds(data, cfg))
+    step, tuning = map(max, zip(*measured))  # of the slowest process
     training = cfg.steps * step
     waves = sum(math.ceil(size / run.ranks.size) for size in round_sizes(cfg))
     seconds = cfg.warm_times * training + waves * (training + tuning)
@@ -2164,11 +2168,13 @@ def network_to_export(source, cfg):
     labels = None
     length = cfg.length
     if "head.weight" in source.weights:
-        task = source.settings["tasks"]
+        name = source.settings["tasks"]
         own = read_spec(cfg.init)  # of a user's own task, else None
-        length = source.settings["finetune_length"] or recipes(cfg)["SST-2" if own else task].length
-        known = own or glue.TASKS.get(task)
-        labels = known.labels or ("score",) if known else SPAN
+        recipe = recipes(cfg)["SST-2" if own else name]
+        length = source.settings["finetune_length"] or recipe.length
+        labels = SPAN
+        if task := own or glue.TASKS.get(name):  # else SQuAD
+            labels = task.labels or ("score",)  # a regression has no labels
         source = source._replace(weights=export_head(source.weights, own)[0])
         model = TaskModel(arch, cfg, len(labels), labels == SPAN)
     print(start_from(model, source))
