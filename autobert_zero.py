@@ -15,8 +15,8 @@ Map:     Table 1 -> infer, table_1        Eq. 1, 2 -> AttentionMixer       Fig. 
          Fig. 5, 6, 8, Table 7 -> tests/claims
 Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a layer can be),
          SuperNet (how candidates share weights), ucb, OperationPriority, mutate, propose,
-         score_candidate, search (Alg. 1). Skip at first: the text form,
-         find_softmax_attention, the edits, what a search prints, everything after train_step.
+         score_candidate, search (Alg. 1), train_step. Skip at first: canonical, the text form,
+         find_softmax_attention, band_matrix, slot, grow, the edits, what follows search.
 Differs: There are 46 departures from the paper, D1 to D46: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
@@ -114,8 +114,8 @@ class Config:
     alpha: float = 0.01  # exploration in Eq. 3, c of App. D.1. Weak below 0.1 [0, 1000]
     no_weight_sharing: bool = False  # candidates write nothing back to the super-net
     finalists: int = 0  # best candidates trained again, alone (D37). 0: none, as in the paper
-    finalist_times: int = 1  # steps and examples of a finalist, times a candidate's [>= 1]
-    warm_times: int = 0  # steps of the warm start, times --steps (D40). 0 or --init: none
+    finalist_times: int = 1  # finalists get this many times a candidate's steps and examples [>= 1]
+    warm_times: int = 0  # the warm start has this many times --steps (D40). 0 or --init: none
 
 
 PRESETS = {
@@ -945,8 +945,8 @@ def grow(rng, length):
 
 @torch.no_grad()
 def gain(expression, cfg):
-    """The root mean square of an untrained attention's output, for inputs with root mean square 1,
-    at the length, head dim and initialisation of cfg."""
+    """The root mean square of the output of an untrained attention layer whose input has root mean
+    square 1, with the length, head dim and initialisation of cfg."""
     generator = torch.Generator().manual_seed(0)
     factor = cfg.init_std * math.sqrt(cfg.hidden)  # of an untrained projection, 0.55 in BERT-base
     shape = len(INPUTS), 1, 1, cfg.length, cfg.hidden // cfg.heads  # I x (B, N, T, D)
@@ -1419,7 +1419,7 @@ def train_finalists(history, first, run, data, cfg):
     archs = baselines | {line["id"]: parse_arch(line["arch"]) for line in lines}
     longer = dataclasses.replace(cfg, steps=cfg.finalist_times * cfg.steps,
                                  train_examples=cfg.finalist_times * cfg.train_examples)
-    if cfg.train_examples:
+    if cfg.train_examples:  # --finalist_times as many
         data = open_proxies(data.tasks, longer, data)
     results = score_candidates(archs, 0, first, run, "finalists", data, longer)
     finalists = [{**line, **results[line["id"]]} for line in lines]
@@ -1438,7 +1438,8 @@ def search_and_train_again(source, run, data, cfg):
     finalists, baselines = train_finalists(history, first, run, data, cfg)
     best = (ranked(finalists) or ranked(history))[0]
     arch = parse_arch(best["arch"])
-    if best in finalists:  # --init uses its weights
+    trained_again = best in finalists
+    if trained_again:  # --init uses its weights
         weights = load_file(run.folder / "finalists" / f"{best['id']}.pt")
         supernet.write_back([(arch, weights)])
     Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet).save(history=history)
@@ -1451,7 +1452,7 @@ def search_and_train_again(source, run, data, cfg):
         "baselines": {**baselines, "majority": majority_baseline(data.tasks)},
     }
     on_main(run.ranks, write_json, run.folder / "best.json", result)
-    if best in finalists or not cfg.no_weight_sharing:  # else no trained weights are kept
+    if trained_again or not cfg.no_weight_sharing:  # else no trained weights are kept
         model = LanguageModel(arch, cfg)
         model.load_state_dict(cut_out(supernet.weights, model))
         on_main(run.ranks, write_network, run.folder / "best.py", model, cfg, data.tokenizer,
@@ -1556,12 +1557,12 @@ def simplify(expression):
     This is for display. A search keeps the formulas that it drew.
     """
 
-    def simple(expression):
-        if expression in INPUTS:
-            return expression
-        op, *operands = expression
-        expression = op, *map(simple, operands)
-        match expression:
+    def simple(part):
+        if part in INPUTS:
+            return part
+        op, *operands = part
+        part = op, *map(simple, operands)
+        match part:
             case ("neg", ("neg", x)) | ("transpose", ("transpose", x)):
                 return x
             case ("transpose" | "scale" | "softsign", ("neg", x)):
@@ -1570,7 +1571,7 @@ def simplify(expression):
                 return simple(("neg", (op, x, y)))
             case ("cosine", ("scale", x), y) | ("cosine", x, ("scale", y)):
                 return simple(("cosine", x, y))
-        return expression
+        return part
 
     shorter = canonical(simple(expression))
     return min(expression, shorter, key=lambda each: len(path_of(each)))
@@ -1593,8 +1594,9 @@ def print_best(run, cfg):
                      "and --finetune_epochs, or on more --train_examples")
     lines.append("layers, formulas simplified:")
     for number, layer in enumerate(parse_arch(best["arch"]), 1):
-        text = f"conv{layer}" if isinstance(layer, int) else formula(simplify(layer))
-        lines.append(f"  {number:2d}  {text}")
+        if not isinstance(layer, int):
+            layer = simplify(layer)
+        lines.append(f"  {number:2d}  {arch_text([layer])}")
     print0(run.ranks, "\n".join(lines))
     if (run.folder / "best.pt").exists():
         print0(run.ranks, f"code: {run.folder / 'best.py'}; drawing: best.mmd (Mermaid)")
