@@ -13,13 +13,14 @@ Run:     python mformer.py --search --dry_run    every phase of a search, in sec
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base \\
              --train_text wmt16/train            as in the paper
 Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, evolve
-         Eq. 2 -> linear_read                    Sec. 3.2.2 -> search
+         Eq. 2 -> linear_state, linear_read      Sec. 3.2.2 -> find_architecture
          Eq. 3 -> reweight                       Sec. 4.1.4 -> AVERAGED, beam_search
          Table 1, 2 -> FEATURES, space_of        Sec. 6 -> PRESETS, learning_rate
          Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED   Sec. 7 -> Ranker.importance
          Sec. 8 -> --search_decoder              Fig. 3, Table 5 -> tests/claims
-Tour:    linear_read, reweight, Layer, train_step, train_supernet, Ranker, prune, evolve, search are
-         the paper. Skip at first the translator, the beam search and the command line.
+Tour:    The paper is reweight, linear_state, linear_read, Layer, Ranker, prune, evolve,
+         find_architecture, train_supernet and train_step. Skip at first the translator, the beam
+         search and the command line.
 Differs: There are 31 departures from the paper, D1 to D31: grep -n '# D[0-9]' mformer.py
          A * marks a departure from released code, not from the text of the paper.
 """
@@ -79,7 +80,7 @@ class Config:
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_examples: int = 0  # training examples (0: all)
     held_out: int = 0  # examples (0: none, or all --valid_text). --search: <= a tenth of own data
-    # search space (Tables 1 and 2). Several values are choices, and the decoder's are the encoder's
+    # search space (Tables 1 and 2). Several values are choices, of the decoder too
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
     search_decoder: bool = False  # search the decoder's types, as in Table 1 but not Sec. 4.1.2
     layers: tuple[int, ...] = (12, 13, 14)  # encoder layers, Table 2 (Enc Layer Num) [1, 1000]
@@ -116,7 +117,7 @@ class Config:
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
     latency_limit: float = 0.0  # largest latency, in the unit of --cost. 0: 0.9 of the median
-    keep: int = 3  # most important features to search, and types. 0, or --samples below 160: all
+    keep: int = 3  # features to search: the most important, and types. 0, or --samples < 160: all
     generations: int = 30  # of the evolution, as in HAT [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
     finalists: int = 10  # measured architectures within the limit, in ranked order [>= 1]
@@ -287,8 +288,9 @@ TYPES = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # features that name a type of attention
 
 
-# {feature: the feature that sets the number of its values, or None for one value}. A depth precedes
-# the features of its layers. The comments are the names in Tables 1 to 4.
+# {feature: the feature with its number of layers, or None}. An architecture has a value per layer,
+# or with None a single value. A depth precedes the features of its layers. The comments are the
+# names in Tables 1 to 4.
 FEATURES = {
     "layers": None,  # Enc Layer Num
     "hidden": None,  # Enc Emb Dim
@@ -360,8 +362,8 @@ def space_size(space):
 
 
 def build_arch(space, choose):
-    """An Arch of the values that choose(name, choices, layer) returns. The layer of a single value
-    is 0."""
+    """An Arch of the values that choose(name, choices, layer) returns. A feature with one value
+    has the layer 0."""
     values = {}
     for name, choices in space.items():
         depth = FEATURES[name]
@@ -379,8 +381,8 @@ def values_of(arch, name):
 
 
 def widest(space):
-    """The architecture that contains all others. Softmax attention is the wider type, and the last
-    by name."""
+    """The architecture that contains all others. Its attention is softmax, which has more weights
+    than linear attention and is also the last by name."""
     return build_arch(space, lambda name, choices, layer: max(choices))
 
 
@@ -636,8 +638,9 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
 
     def forward(self, x, outputs):
-        weight = self.weight[:, :outputs, :x.shape[-1]]
-        return F.linear(x, weight.flatten(0, 1), self.bias[:, :outputs].flatten())
+        weight = self.weight[:, :outputs, :x.shape[-1]]  # (blocks, outputs, inputs)
+        bias = self.bias[:, :outputs]
+        return F.linear(x, weight.flatten(0, 1), bias.flatten())
 
 
 class LayerNorm(nn.LayerNorm):
@@ -663,7 +666,7 @@ class Attention(nn.Module):
         super().__init__()
         self.cfg = cfg
         qkv = cfg.qkv or max(heads) * cfg.head_dim
-        dim = head_width(min(heads), cfg)  # of the widest head
+        dim = head_width(min(heads), cfg)  # the widest head: with --qkv, fewer heads are wider
         self.query = Linear(width, qkv)
         self.key_value = Linear(key_width, qkv, blocks=2)
         self.output = Linear(qkv, width)
@@ -819,11 +822,11 @@ def chunked_sums(q, k, v, cosines, size):
     padding = (0, 0, 0, -T % size)  # of tokens, the axis before the last
     q, k, v, cosines = (  # (B, N, C, size, D), and cosines (1, C, size, 2)
         F.pad(x, padding).unflatten(-2, (-1, size)) for x in (q, k, v, cosines))
-    sums = causal_weights(q, k, cosines[:, 0]) @ v  # distances are the same in all chunks
+    within = causal_weights(q, k, cosines[:, 0]) @ v  # distances are the same in all chunks
     states = reweight(k[:, :, :-1], cosines[:, :-1]).mT @ v[:, :, :-1]
     states = states.cumsum(2, dtype=torch.float32).to(q.dtype)  # (B, N, C - 1, 2D, D)
-    before = reweight(q[:, :, 1:], cosines[:, 1:]) @ states
-    sums = torch.cat([sums[:, :, :1], sums[:, :, 1:] + before], dim=2)
+    earlier = reweight(q[:, :, 1:], cosines[:, 1:]) @ states  # the first chunk has none
+    sums = torch.cat([within[:, :, :1], within[:, :, 1:] + earlier], dim=2)
     return sums.flatten(2, 3)[:, :, :T]
 
 
@@ -870,8 +873,12 @@ class CausalAttention(Attention):
             T = q.shape[2]
             visible = q.new_ones(T, T, dtype=torch.bool).tril()
             return softmax_attention(q, k, v, visible, table)
-        cache[:] = [torch.cat(pair, dim=2) for pair in zip(cache, (k, v))] if cache else [k, v]
-        return softmax_attention(q, *cache, table=table, first=first)
+        if cache:
+            earlier_k, earlier_v = cache
+            k = torch.cat([earlier_k, k], dim=2)
+            v = torch.cat([earlier_v, v], dim=2)
+        cache[:] = [k, v]
+        return softmax_attention(q, k, v, None, table, first)
 
 
 class DecoderLayer(Layer):
@@ -947,8 +954,8 @@ class Translator(nn.Module):
         return F.dropout(x, self.cfg.dropout, self.training)
 
     def encode(self, source, lengths, arch=None):
-        """source (B, S), lengths (B,), each at least 1 -> (lengths, the result of remember() of
-        each decoder layer)."""
+        """(lengths, memories) of source (B, S) with lengths (B,), each at least 1. memories: the
+        result of remember() of each decoder layer."""
         arch = arch or self.arch
         positions = torch.arange(source.shape[1], device=source.device)
         mask = positions < lengths[:, None]  # (B, S), True where there is no padding
@@ -956,13 +963,15 @@ class Translator(nn.Module):
         states = self.layers(self.embed(source, arch.hidden), arch, cosines, mask)
         # D28: all connected layers share one LayerNorm. The paper names none.
         states = [self.norm(x) for x in states[-max(arch.connect):]]
-        return lengths, [layer.remember(states, cosines, mask, arch)
-                         for layer in self.decoder_layers[:arch.decoder_layers]]
+        layers = self.decoder_layers[:arch.decoder_layers]
+        return lengths, [layer.remember(states, cosines, mask, arch) for layer in layers]
 
     def decode(self, target, encoded, arch=None, caches=None, first=0):
         """Logits (B, T, V) of the tokens after target (B, T). encoded: the result of encode().
-        caches: None for whole sequences. Otherwise a list per layer, and target is the token at
-        position `first` of each beam, ordered by sentence."""
+
+        caches: None for whole sequences. In a beam search a list per layer, empty at first. Then
+        target (B * K, 1) has the token at position `first` of each beam, sentence by sentence.
+        """
         arch = arch or self.arch
         lengths, memories = encoded
         x = self.embed(target, arch.decoder_hidden, first)
@@ -982,8 +991,8 @@ class Translator(nn.Module):
 
 # Beam search
 
-# The continuations of the beams of B sentences: the log-probability of the translation, the beam
-# that it continues, its new token, and whether the token ends it. Each is (B, 2K).
+# Continuations of the beams of B sentences, each entry (B, 2K): the log-probability of the
+# translation, the beam that it continues, its new token, and whether this token ends it
 Candidates = collections.namedtuple("Candidates", "sums beams tokens ends")
 
 
@@ -1009,32 +1018,35 @@ class Beams:
             self.best_scores = torch.full((B,), -math.inf)
 
     def expand(self, logits, barred, step):
-        """The 2K best continuations of each sentence. logits (B * K, V). A translation must end at
-        its limit, and not at its first token. barred: ids that are never produced."""
+        """The 2K best continuations of each sentence, of which K may end. logits (B * K, V). A
+        translation must end at its limit, and not at its first token. barred: ids that are never
+        produced."""
         B = len(self.limits)
-        sums = logits.log_softmax(-1).view(B, self.size, -1).add_(self.sums[..., None])
-        V = sums.shape[-1]
+        V = logits.shape[-1]
+        sums = logits.log_softmax(-1).view(B, self.size, V).add_(self.sums[..., None])
         sums.index_fill_(-1, barred, -math.inf)
         no_end = torch.arange(V, device=sums.device) != self.eos
         at_limit = step + 1 >= self.limits
         sums.masked_fill_(at_limit[:, None, None] & no_end, -math.inf)
         if step == 0:
             sums[..., self.eos] = -math.inf
-        sums, index = sums.flatten(1).topk(2 * self.size)
+        sums, index = sums.flatten(1).topk(2 * self.size)  # of K * V
+        beams = self.first + index // V
         tokens = index % V
         ends = (tokens == self.eos) & sums.isfinite()
-        return Candidates(sums, self.first + index // V, tokens, ends)
+        return Candidates(sums, beams, tokens, ends)
 
     def finish(self, candidates, step):
         """Finish the translations among the K best candidates that end. A sentence is done with K
         finished translations, or at its limit."""
         ends = candidates.ends[:, :self.size]
         sums = candidates.sums[:, :self.size].masked_fill(~ends, -math.inf)
-        sums, which = sums.max(1, keepdim=True)
+        sums, which = sums.max(1, keepdim=True)  # (B, 1)
         scores = sums[:, 0] / (step + 1) ** self.penalty
         better = self.going & (scores > self.best_scores)
         self.best_scores = torch.where(better, scores, self.best_scores)
-        ids = self.history[candidates.beams.gather(1, which)[:, 0]]  # (B, step)
+        beams = candidates.beams.gather(1, which)[:, 0]
+        ids = self.history[beams]  # (B, step)
         self.best[:, :step] = torch.where(better[:, None], ids, self.best[:, :step])
         self.finished += ends.sum(1)
         self.going &= (step + 1 < self.limits) & (self.finished < self.size)
@@ -1284,8 +1296,8 @@ def prune(space, importances, samples, keep):
 def latency_window(rank_scores, latencies, limit):
     """Hardware-aware search (Sec. 3.1.2): the lowest and the highest rank score for latency that
     the evolution allows. rank_scores, latencies: of the samples."""
-    # The window excludes the slowest tenth of the samples (D8) and those over the limit. It excludes
-    # the fastest tenth too, unless no others remain.
+    # The window excludes the slowest tenth of the samples, and those over the limit (D8). It
+    # excludes the fastest tenth too, unless no others remain.
     within = sum(latency <= limit for latency in latencies) / len(latencies)
     end = min(1 - DROPPED, within)  # fractions of the samples, the fastest first
     begin = DROPPED if DROPPED < end else 0
@@ -1450,8 +1462,8 @@ def measure(archs, supernet, data, cfg, ranks, limit):
     # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
     # separately, the released code on 2,000 sub-nets each.
     began = time.perf_counter()
-    timing = ranks.size if ranks.device.type == "cuda" else 1  # processes that measure latencies
-    own = archs[ranks.rank::timing] if ranks.rank < timing else []
+    timers = ranks.size if ranks.device.type == "cuda" else 1  # processes that measure latencies
+    own = archs[ranks.rank::timers] if ranks.rank < timers else []
     latencies = collections.ChainMap(
         *gather(ranks, {arch: measure_latency(arch, cfg, ranks.device) for arch in own}))
     fast = [arch for arch in archs if latencies[arch] <= limit]
@@ -1586,7 +1598,7 @@ def search(cfg, command):
                 raise UserError("--held_out: a search needs examples for its losses")
             if cfg.latency_limit and run.new:
                 on_main(ranks, check_limit, space, cfg, ranks.device)
-            supernet = start_from(supernet, widest(space), data, cfg, ranks, space)
+            supernet = start_model(supernet, widest(space), data, cfg, ranks, space)
             run.finish(find_architecture(supernet, space, data, cfg, run))
         print_summary(run, cfg)
 
@@ -1888,18 +1900,21 @@ def resolve(cfg, command, ranks, source):
     if command.action in ("search", "train"):
         changes["accumulate"] = fit_accumulate(cfg, command, ranks)
     cfg = dataclasses.replace(cfg, **changes)
+    changes = {}
     if "out" not in command.given:
-        data = "images" if cfg.images else cfg.task
-        dry = "-dry" if cfg.dry_run else ""
-        out = f"runs/mformer-{command.action}-{data}-{cfg.preset}{dry}"
-        restart = cfg.restart
-        if command.action == "evaluate":  # of a run that may have been trained again
-            out = f"{Path(cfg.init)}-evaluation{dry}"
-            restart = True
-        cfg = dataclasses.replace(cfg, out=out, restart=restart)
-    if command.action == "search":
-        return cfg
-    return dataclasses.replace(cfg, arch=arch_text(read_arch(cfg, command, source)))
+        changes |= default_folder(cfg, command.action)
+    if command.action != "search":
+        changes["arch"] = arch_text(read_arch(cfg, command, source))
+    return dataclasses.replace(cfg, **changes)
+
+
+def default_folder(cfg, action):
+    """The settings of the run folder without --out."""
+    dry = "-dry" if cfg.dry_run else ""
+    if action == "evaluate":  # begins again, since the network may have been trained again
+        return {"out": f"{Path(cfg.init)}-evaluation{dry}", "restart": True}
+    data = "images" if cfg.images else cfg.task
+    return {"out": f"runs/mformer-{action}-{data}-{cfg.preset}{dry}"}
 
 
 def read_arch(cfg, command, source):
@@ -1922,10 +1937,13 @@ def read_arch(cfg, command, source):
 
 
 def data_flags(cfg, action):
-    """{data flag of an action: its value}. The user's own parallel text may lack a part."""
+    """{data flag of an action: its value}. Images have one flag, and so has the text of an
+    evaluation. The user's own parallel text may lack a part."""
     if cfg.task == "cifar10":
         return pick(cfg, ["images" if cfg.images else "cifar10"])
-    flags = pick(cfg, ["test_text"] if action == "evaluate" else DATA["wmt14"])
+    if action == "evaluate":
+        return pick(cfg, ["test_text"])
+    flags = pick(cfg, DATA["wmt14"])
     given = {flag: value for flag, value in flags.items() if value}
     return given or flags
 
@@ -1969,9 +1987,9 @@ def open_training_data(cfg, ranks, folder):
     """The training data. `folder` keeps the data that predictions need."""
     size = cfg.batch // cfg.accumulate
     if cfg.task == "cifar10":
-        (flag, path), = data_flags(cfg, "train").items()
+        flag, = data_flags(cfg, "train")
         data = TrainingPictures(
-            ranks, cfg.image, flag, path, size, cfg.augment, **pick(cfg, EXAMPLES))
+            ranks, cfg.image, flag, getattr(cfg, flag), size, cfg.augment, **pick(cfg, EXAMPLES))
         on_main(ranks, save_spec, folder, data.spec)
         return data
     tokenizer = open_vocabulary(
@@ -1984,16 +2002,18 @@ def open_training_data(cfg, ranks, folder):
 # Training, evaluation and prediction as actions
 
 
-def start_from(model, arch, data, cfg, ranks, space=None):
-    """The model at the start of a training: --init's, with a new head if the images have other
-    classes, or a new one. Prints its facts."""
+def start_model(model, arch, data, cfg, ranks, space=None):
+    """The model at the start of a training. model: --init's, which gets a new head if the images
+    have other classes, or None for a new one. Prints facts about the data and the model."""
     seed_everything(cfg.seed, "weights")
-    start = f"the weights of {cfg.init}" if model else "from scratch"
+    start = "from scratch"
     if model is None:
         model = make_model(arch, cfg, space)
-    elif cfg.task == "cifar10" and data.classes != read_spec(cfg.init)["classes"]:
-        model.head = Linear(model.head.weight.shape[-1], cfg.classes)
-        print0(ranks, f"newly initialised: head, since {cfg.init} has other classes")
+    else:
+        start = f"the weights of {cfg.init}"
+        if cfg.task == "cifar10" and data.classes != read_spec(cfg.init)["classes"]:
+            model.head = Linear(model.head.weight.shape[-1], cfg.classes)
+            print0(ranks, f"newly initialised: head, since {cfg.init} has other classes")
     held_out = f"{data.num_held_out:,}" if data.num_held_out else "none, so no held-out loss"
     parameters = sum(value.numel() for value in model.parameters())
     print0(ranks, f"{data.facts()}; held out: {held_out} (--held_out)")
@@ -2014,7 +2034,7 @@ def train(cfg, command):
     """Train the winner from scratch (Sec. 3.2.2), or from --init's weights."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
-        name = cfg.arch
+        name = cfg.arch  # as given. resolve() writes the architecture out
         cfg = resolve(cfg, command, ranks, source)
         print_published(name, cfg, ranks)
         arch = parse_arch(cfg.arch, cfg)
@@ -2027,13 +2047,13 @@ def train(cfg, command):
             data = open_training_data(cfg, ranks, run.folder)
             cfg = dataclasses.replace(cfg, **data.settings)
             run.save_settings(cfg)
-            model = start_from(model, arch, data, cfg, ranks)
+            model = start_model(model, arch, data, cfg, ranks)
             train_network(model, data, cfg, run)
             loss = held_out_loss(model.eval(), data, cfg) if data.num_held_out else None
             run.finish({"arch": cfg.arch, "held_out_loss": loss})
         loss = run.finished().get("held_out_loss")
-        words = "no held-out examples (--held_out)" if loss is None else f"held-out loss {loss:.4f}"
-        print0(ranks, words)
+        no_loss = "no held-out examples (--held_out)"
+        print0(ranks, no_loss if loss is None else f"held-out loss {loss:.4f}")
         run.print_result(cfg, "checkpoint.pt", *next_action(run), "--init", run.folder)
 
 
@@ -2066,8 +2086,8 @@ def evaluate(cfg, command):
         data = open_data(cfg, ranks)
         cfg = dataclasses.replace(cfg, **data.settings)
         run.save_settings(cfg)
-        (flag, path), = data_flags(cfg, command.action).items()
-        examples, references = data.read_test(flag, path)
+        flag, = data_flags(cfg, command.action)
+        examples, references = data.read_test(flag, getattr(cfg, flag))
         if cfg.dry_run:
             examples = examples[:64]
             references = references[:64]
@@ -2097,21 +2117,20 @@ def write_predictions(predictions, path):
     return path
 
 
-def predict(cfg, command):
+def answer(cfg, command):
     """Translate or classify a file of the user with the network of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
+        arch = parse_arch(cfg.arch, cfg)
         folder = answer_folder(command, cfg)
         data = open_data(cfg, ranks)
         file = Path(command.value)
         examples = data.read_examples(file)
-        model = cast(extract(source.weights, parse_arch(cfg.arch, cfg), cfg), cfg, ranks.device)
+        model = cast(extract(source.weights, arch, cfg), cfg, ranks.device)
         predictions = predict_examples(model, examples, data, cfg, ranks)
         path = on_main(ranks, write_predictions, predictions, folder / data.predictions_file)
         print0(ranks, f"{path}: predictions of {cfg.init} for {file}, one per line")
-
-# --- command line ---------
 
 
 def describe(cfg, command):
@@ -2136,13 +2155,14 @@ def describe(cfg, command):
         **training_cost(cfg, total, flops, activations, example.logits, cfg.steps, examples),
     }, indent=2))
 
+# --- command line ---------
 
 ACTIONS = {
     "search": (search, "super-net, rankers, pruning, evolution: finds an architecture"),
     "train": (train, "train an architecture from scratch, or from the weights of --init"),
     "evaluate": (evaluate, "score a trained network on the test data"),
     "predict": (
-        predict, "classify the images of an npz file, or translate the lines of a text file, with "
+        answer, "classify the images of an npz file, or translate the lines of a text file, with "
         "the network of --init RUN, into RUN-predictions/FILE or --out", "FILE"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
