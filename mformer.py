@@ -356,8 +356,9 @@ def space_size(space):
     """The number of architectures in a space."""
     size = len(space["hidden"]) * len(space.get("decoder_hidden", (0,)))
     for depth in ("layers", "decoder_layers"):
-        of_a_layer = math.prod(len(space[name]) for name in space if FEATURES[name] == depth)
-        size *= sum(of_a_layer ** layers for layers in space.get(depth, (0,)))
+        # the choices of one layer. Without a decoder there are 0 layers
+        per_layer = math.prod(len(space[name]) for name in space if FEATURES[name] == depth)
+        size *= sum(per_layer ** layers for layers in space.get(depth, (0,)))
     return size
 
 
@@ -393,16 +394,18 @@ def sample_arch(space, rng):
 def mutate(parent, space, chance, rng):
     """Redraw each value with this chance, and always the values of layers that the parent lacks."""
     def redraw(name, choices, layer):
-        old = values_of(parent, name)[layer:layer + 1]  # () if the parent has no such layer
-        return rng.choice(choices) if not old or rng.random() < chance else old[0]
+        values = values_of(parent, name)
+        if layer >= len(values) or rng.random() < chance:
+            return rng.choice(choices)
+        return values[layer]
     return build_arch(space, redraw)
 
 
 def crossover(one, two, space, rng):
     """Take each value from one of two parents, at random, or from the only one with the layer."""
     def inherit(name, choices, layer):
-        values = [values_of(parent, name)[layer:layer + 1] for parent in (one, two)]
-        return rng.choice(values[0] + values[1])
+        of_parents = [values_of(parent, name) for parent in (one, two)]
+        return rng.choice([values[layer] for values in of_parents if layer < len(values)])
     return build_arch(space, inherit)
 
 
@@ -515,7 +518,8 @@ def parse_arch(text, cfg):
 
 def check_arch(arch, text, cfg):
     """UserError if an architecture, given as `text`, does not fit the task or is inconsistent."""
-    if bool(arch.decoder_layers * arch.decoder_hidden) != (cfg.task == "wmt14"):
+    has_decoder = arch.decoder_layers > 0 and arch.decoder_hidden > 0
+    if has_decoder != (cfg.task == "wmt14"):
         task = "wmt14" if arch.decoder_layers else "cifar10"
         raise UserError(f"--arch {text[:60]}: a translator has a decoder, a network for images has "
                         f"none; --task {task} fits it")
@@ -622,8 +626,6 @@ def linear_attention(q, k, v, cosines, mask=None):
 
 # Layers
 
-# D3*: queries, keys and values are sliced separately. The released code slices their joint matrix.
-
 
 class Linear(nn.Module):
     """`blocks` linear maps of one input, concatenated. (..., inputs) -> (..., blocks * outputs)"""
@@ -661,6 +663,8 @@ class Attention(nn.Module):
     key_width: the width of the states for keys. heads: all numbers of heads that it is called with.
     has_table: whether it has relative positions.
     """
+    # D3*: queries, keys and values are sliced separately. The released code slices their joint
+    # matrix.
 
     def __init__(self, width, key_width, heads, cfg, has_table=False):
         super().__init__()
@@ -1640,21 +1644,6 @@ def summed_losses(network, batch, cfg, arch=None, smoothing=SMOOTHING):
     return F.cross_entropy(
         logits, batch["labels"].flatten(), label_smoothing=smoothing, reduction="sum")[None]
 
-
-def learning_rate(step, cfg):
-    """Sec. 6: a warm-up from lr_start to lr, then a cosine to lr_start (images) or the inverse
-    square root of the step."""
-    # D17: the cosine ends at 1e-6. Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends, and a
-    # minimum of 1e-7, where fairseq would stop training. Sec. 6.1's minimum, 1e-9, is never
-    # reached, and its "max lr: 1" contradicts lr 7e-4: both are ignored.
-    warmup = round(cfg.warmup * cfg.steps)
-    if step < warmup:
-        return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
-    if cfg.task == "wmt14":
-        return cfg.lr * math.sqrt(max(1, warmup) / max(1, step))
-    done = (step - warmup) / max(1, cfg.steps - warmup)
-    return cfg.lr_start + (cfg.lr - cfg.lr_start) * 0.5 * (1 + math.cos(math.pi * done))
-
 # --- training -------------
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
@@ -1678,59 +1667,26 @@ else:
     UserError = ValueError
 
 
-@torch.no_grad()
-def held_out_loss(model, data, cfg, arch=None):
-    """The held-out cross-entropy, or WORST if it is NaN or infinite."""
-    # D5*: only --evaluate reads test sets. The released search reads CIFAR-10's.
-    total = 0.0
-    count = 0
-    for batch in data.held_batches():
-        total += summed_losses(model, batch, cfg, arch, smoothing=0.0)
-        count += count_labels(batch)
-    loss = (total / count).item()
-    return loss if math.isfinite(loss) else WORST
-
-
-def predict_batch(model, batch, data, cfg):
-    """The prediction for each example of a batch: its class number, or the token ids of its
-    translation."""
-    if cfg.task == "cifar10":
-        return model(batch).argmax(1).tolist()
-    ids = data.tokenizer
-    best = beam_search(
-        model, batch["source"], batch["lengths"], longest=cfg.length - 1, bos=ids.bos_id,
-        eos=ids.eos_id, barred=(ids.pad_id, ids.bos_id), beam=cfg.beam)
-    return [translation for translation, score in best]
-
-
-@torch.no_grad()
-def predict_examples(model, examples, data, cfg, ranks):
-    """The predictions for images or lines as text: class names, or translations. An empty line
-    gives "". The processes share the batches."""
-    own = {}
-    bar = progress(ranks, len(examples), "predicting")
-    for numbers, batch in data.example_batches(examples):
-        for number, prediction in zip(numbers, predict_batch(model, batch, data, cfg)):
-            own[number] = data.prediction_text(prediction)
-        bar.update(len(numbers) * ranks.size)
-        if stop_requested():
-            raise Stop
-    bar.close()
-    predictions = collections.ChainMap(*gather(ranks, own))
-    return [predictions.get(number, "") for number in range(len(examples))]
-
-
-def score_predictions(predictions, references, cfg):
-    """Sec. 4.1.4: BLEU in percent, or the accuracy and, as a baseline, the fraction of the
-    commonest class."""
-    # D29: BLEU is of plain text in 13a tokens. The paper names no tokenization.
+def learning_rate(step, cfg):
+    """Sec. 6: a warm-up from lr_start to lr, then a cosine to lr_start (images) or the inverse
+    square root of the step."""
+    # D17: the cosine ends at 1e-6. Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends, and a
+    # minimum of 1e-7, where fairseq would stop training. Sec. 6.1's minimum, 1e-9, is never
+    # reached, and its "max lr: 1" contradicts lr 7e-4: both are ignored.
+    warmup = round(cfg.warmup * cfg.steps)
+    if step < warmup:
+        return cfg.lr_start + (cfg.lr - cfg.lr_start) * step / warmup
     if cfg.task == "wmt14":
-        return {"bleu": corpus_bleu(predictions, references)}
-    right = [ours == theirs for ours, theirs in zip(predictions, references, strict=True)]
-    return {
-        "accuracy": statistics.fmean(right),
-        "majority_baseline": references.count(statistics.mode(references)) / len(references),
-    }
+        return cfg.lr * math.sqrt(max(1, warmup) / max(1, step))
+    done = (step - warmup) / max(1, cfg.steps - warmup)
+    return cfg.lr_start + (cfg.lr - cfg.lr_start) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def make_optimizer(model, cfg):
+    """AdamW. Sec. 6's "adam" is fairseq's, which also decays all parameters, biases and norms
+    included."""
+    return torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.998), weight_decay=cfg.weight_decay, fused=True)
 
 
 def training_batches(data, cfg, ranks, begin):
@@ -1761,11 +1717,17 @@ def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
     return {"loss": losses[0], "norm": norm}
 
 
-def make_optimizer(model, cfg):
-    """AdamW. Sec. 6's "adam" is fairseq's, which also decays all parameters, biases and norms
-    included."""
-    return torch.optim.AdamW(
-        model.parameters(), betas=(0.9, 0.998), weight_decay=cfg.weight_decay, fused=True)
+@torch.no_grad()
+def held_out_loss(model, data, cfg, arch=None):
+    """The held-out cross-entropy, or WORST if it is NaN or infinite."""
+    # D5*: only --evaluate reads test sets. The released search reads CIFAR-10's.
+    total = 0.0
+    count = 0
+    for batch in data.held_batches():
+        total += summed_losses(model, batch, cfg, arch, smoothing=0.0)
+        count += count_labels(batch)
+    loss = (total / count).item()
+    return loss if math.isfinite(loss) else WORST
 
 
 def train_supernet(model, space, data, cfg, run):
@@ -2069,6 +2031,48 @@ def next_action(run):
         tested = settings["cifar10"] or Path(settings["images"], "test.npz").exists()
         file = Path(settings["images"], "train.npz")
     return ["--evaluate"] if tested else ["--predict", file]
+
+
+def predict_batch(model, batch, data, cfg):
+    """The prediction for each example of a batch: its class number, or the token ids of its
+    translation."""
+    if cfg.task == "cifar10":
+        return model(batch).argmax(1).tolist()
+    ids = data.tokenizer
+    best = beam_search(
+        model, batch["source"], batch["lengths"], longest=cfg.length - 1, bos=ids.bos_id,
+        eos=ids.eos_id, barred=(ids.pad_id, ids.bos_id), beam=cfg.beam)
+    return [translation for translation, score in best]
+
+
+@torch.no_grad()
+def predict_examples(model, examples, data, cfg, ranks):
+    """The predictions for images or lines as text: class names, or translations. An empty line
+    gives "". The processes share the batches."""
+    own = {}
+    bar = progress(ranks, len(examples), "predicting")
+    for numbers, batch in data.example_batches(examples):
+        for number, prediction in zip(numbers, predict_batch(model, batch, data, cfg)):
+            own[number] = data.prediction_text(prediction)
+        bar.update(len(numbers) * ranks.size)
+        if stop_requested():
+            raise Stop
+    bar.close()
+    predictions = collections.ChainMap(*gather(ranks, own))
+    return [predictions.get(number, "") for number in range(len(examples))]
+
+
+def score_predictions(predictions, references, cfg):
+    """Sec. 4.1.4: BLEU in percent, or the accuracy and, as a baseline, the fraction of the
+    commonest class."""
+    # D29: BLEU is of plain text in 13a tokens. The paper names no tokenization.
+    if cfg.task == "wmt14":
+        return {"bleu": corpus_bleu(predictions, references)}
+    right = [ours == theirs for ours, theirs in zip(predictions, references, strict=True)]
+    return {
+        "accuracy": statistics.fmean(right),
+        "majority_baseline": references.count(statistics.mode(references)) / len(references),
+    }
 
 
 def evaluate(cfg, command):
