@@ -238,7 +238,7 @@ def path_of(expression):
 
 
 def count_reads(expression):
-    """{input or operation: how many operands it is}."""
+    """{input or operation: how often the operations of an expression read it}."""
     return collections.Counter(
         operand for _, *operands in path_of(expression) for operand in operands)
 
@@ -484,7 +484,7 @@ def fill_padding(x, axis, value, mask):
 
 def hide_padding(op, operands, shape, mask):
     """The operands of an operation, with padding replaced so that sums over tokens ignore it.
-    shape: of the first operand, whose last axis is summed."""
+    shape: of the first operand. Sums run over its last axis."""
     # D5: no sum includes padding. The paper does not mention it
     if shape[1] != "n":
         return operands
@@ -813,13 +813,14 @@ def count(arch, cfg):
 def slot(name, value, arch):
     """Where the super-net stores a candidate's weight: (name there, index of the part).
 
-    With an attention of Q and P as layer 0 and a convolution with kernel 9 as layer 1, names
-    without "encoder.layers.":
+    For example, layer 0 is an attention of Q and P, and layer 1 a convolution with kernel 9. Names
+    are without "encoder.layers.":
 
-        0.attention.inputs.weight   the rows of Q and P in 0.attention.inputs.weight
-        1.conv.kernel               the columns 28 to 36, the centre, of the 65 of 1.conv.kernel
-        1.conv.transform            1.conv.transform.9
-        any other                   the weight of the same name
+        a candidate's weight        its place in the super-net
+        0.attention.inputs.weight   the rows of Q and P in the same weight
+        1.conv.kernel               the columns 28 to 36, the centre of 65, in the same weight
+        1.conv.transform            all of 1.conv.transform.9
+        any other                   all of the same weight
     """
     everything = ...
     match name.split("."):
@@ -838,10 +839,10 @@ def slot(name, value, arch):
 
 
 def cut_out(weights, model):
-    """{name: weight} that a model takes from a super-net's weights. The head of a task has none.
+    """{name: weight} that a model takes from a super-net's weights, which have no head of a task.
 
-    A candidate has the transforms of its kernels too (Sec. 3.2, BIWS (1)). Another model has none:
-    its kernels are the products of both.
+    A candidate also takes the transforms of its kernels (Sec. 3.2, BIWS (1)). A model outside a
+    search has no transforms, since its kernels are multiplied by them.
     """
     state = model.state_dict()
     taken = {}
@@ -906,7 +907,7 @@ class SuperNet:
 
 
 def draw_operation(rng, readable, unread):
-    """A random operation and its operands, each with probability 1/2 an unread result."""
+    """A random operation and its operands. Half of the operands are drawn from the unread ones."""
     op = rng.choice(OPS)
     pools = []
     for _ in range(1 if op in UNARY else 2):
@@ -1967,7 +1968,7 @@ def resolve(cfg, command, ranks, source):
     if source:
         names = (*SHAPE, "arch") if source.arch else SHAPE
         changes |= settings_from(cfg, command, source.settings, source.path, names, FREE)
-        changes["tokenizer"] = cfg.tokenizer or str(Path(source.path))
+        changes["tokenizer"] = cfg.tokenizer or source.path
         changes["warm_times"] = 0  # --init replaces it
         if not source.arch and "arch" not in command.given:
             changes["arch"] = f"{source.path}/best.json"
