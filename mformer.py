@@ -1501,7 +1501,8 @@ def measure_archs(archs, round_name, supernet, data, cfg, run, limit=math.inf, e
         missing = enough - len(within_limit(lines, limit))
         if missing <= 0:
             break
-        chosen = archs[len(lines):][:min(4 * ranks.size, missing)]  # between two saves
+        # saves after four per process, and measures no more than are missing
+        chosen = archs[len(lines):][:min(4 * ranks.size, missing)]
         measured = measure(chosen, supernet, data, cfg, ranks, limit)
         new = [{"id": number, "round": round_name, "parent": None, **entries}
                for number, entries in enumerate(measured, len(history))]
@@ -1537,7 +1538,8 @@ def check_limit(space, cfg, device):
 
 
 def draw_samples(space, cfg):
-    """Different architectures for the rankers."""
+    """Different architectures for the rankers. The same ones after a kill, since each is a function
+    of its number and the seed."""
     count = min(cfg.samples, space_size(space))
     archs = {}  # in order
     for number in itertools.count():
