@@ -11,9 +11,9 @@ Run:     python mformer.py --search --dry_run    every phase of a search, in sec
          python mformer.py --search              on demo images, in minutes on two CPU cores
          python mformer.py --train --arch runs/mformer-search-cifar10-demo/best.json
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base \\
-             --train_text wmt16/train            as in the paper
-Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, evolve
-         Eq. 2 -> linear_state, linear_read      Sec. 3.2.2 -> find_architecture
+             --train_text wmt16/train --valid_text wmt16/newstest2013    as in the paper
+Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, latency_window
+         Eq. 2 -> linear_state, linear_read      Sec. 3.2.2 -> find_architecture, evolve
          Eq. 3 -> reweight                       Sec. 4.1.4 -> AVERAGED, beam_search
          Table 1, 2 -> FEATURES, space_of        Sec. 6 -> PRESETS, learning_rate
          Table 3, 4, 5, Fig. 5, 6 -> PUBLISHED   Sec. 7 -> Ranker.importance
@@ -72,15 +72,16 @@ class Config:
     images: str = ""  # folder of train.npz and test.npz, your own images, instead of --cifar10
     classes: int = 10  # classes of the images, read from the data in a run [>= 2]
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on. Default: demo text
-    valid_text: str = ""  # PREFIX of the validation text. Default: --held_out training pairs
+    valid_text: str = ""  # PREFIX to validate on. Default: demo text, or --held_out training pairs
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, str] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model. Default: trained on both sides of --train_text
     # D18: the vocabulary is a SentencePiece unigram model. The paper names none.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_examples: int = 0  # training examples (0: all)
-    held_out: int = 0  # examples (0: none, or all --valid_text). --search: <= a tenth of own data
-    # search space (Tables 1 and 2). Several values are choices, of the decoder too
+    held_out: int = 0  # examples. 0: none, or all --valid_text. Search: up to a tenth of own data
+    # search space (Tables 1 and 2). Several values are the choices of a search. hidden, ffn and
+    # heads are the decoder's too
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
     search_decoder: bool = False  # search the decoder's types, as in Table 1 but not Sec. 4.1.2
     layers: tuple[int, ...] = (12, 13, 14)  # encoder layers, Table 2 (Enc Layer Num) [1, 1000]
@@ -88,7 +89,7 @@ class Config:
     ffn: tuple[int, ...] = (672, 896, 1344, 1568, 1792)  # of each layer (FFN Dim) [>= 1]
     heads: tuple[int, ...] = (5, 6, 7)  # heads of each attention (Head Num) [>= 1]
     decoder_layers: tuple[int, ...] = (1, 2, 3, 4, 5, 6)  # Table 1 (Dec Layer Num) [1, 1000]
-    connect: tuple[int, ...] = (1, 2, 3)  # last encoder layers it sees (En-De Connect) [>= 1]
+    connect: tuple[int, ...] = (1, 2, 3)  # number of last encoder layers it sees (Table 1) [>= 1]
     head_dim: int = 64  # width of a head, unless --qkv is given [>= 1]
     qkv: int = 0  # width of all heads together (translation). 0: heads x head_dim
     relative: int = 14  # farthest relative position of softmax attention, Sec. 6 [>= 1]
@@ -127,13 +128,15 @@ class Config:
 
 SMOOTHING = 0.1  # label smoothing, Sec. 6
 # D24: the last saves are averaged (Sec. 4.1.4) for images too. The paper may mean translation
-# alone. They cover 5 to 7% of the steps with base, and 9 or 10% with demo. Means of three seeds of
-# the demos: images 67.2% with the last weights, 67.0% averaged over 9% of the steps, 65.5% over
-# 45%. Translation 91.1 BLEU with the last weights, 91.9 over 10%, 90.8 over 50%.
+# alone. From the first to the last are 4.5 or 6.4% of the steps with base, 9 or 10% with demo.
+# Means of three seeds of the demos: images 67.2% with the last weights, 67.0% averaged over 9% of
+# the steps, 65.5% over 45%. Translation 91.1 BLEU with the last weights, 91.9 over 10%, 90.8 over
+# 50%.
 AVERAGED = 10
 LENGTH_PENALTY = 0.6  # of beam search, Sec. 4.1.4
 MUTATION = 0.3  # the chance to redraw a value of an architecture, as in HAT
-# D8: the fastest and slowest 10% of the architectures are discarded, and of the timings of each.
+# D8: the evolution discards the fastest and slowest 10% of the architectures. Of 10 timings or
+# more, the fastest and slowest 10% are discarded too.
 # "discarding the fastest and slowest 10% models" (Sec. 3.1.2) can mean the former or, as in the
 # released code, the latter.
 DROPPED = 0.1
@@ -168,7 +171,7 @@ TRAINING = (  # flags of a training
 SEARCHING = (  # flags of a search alone
     "samples", "latency_limit", "keep", "generations", "population", "finalists")
 TIMING = ("cost", "latency_runs")  # flags of a latency
-UNREAD = {  # flags that an action does not read: the flags to use instead. There are none
+UNREAD = {  # {action: {flag that it does not read: the flag to use instead, here always ""}}
     "search": dict.fromkeys(["compile"], ""),
     "train": dict.fromkeys((*SEARCHING, *TIMING), ""),
     "evaluate": dict.fromkeys((*TRAINING, *SEARCHING), ""),
@@ -382,8 +385,8 @@ def values_of(arch, name):
 
 
 def widest(space):
-    """The architecture that contains all others. Its attention is softmax, which has more weights
-    than linear attention and is also the last by name."""
+    """The architecture that contains all others. Where softmax is a choice, it is the attention: it
+    has more weights than linear attention, and is the last by name."""
     return build_arch(space, lambda name, choices, layer: max(choices))
 
 
@@ -422,10 +425,10 @@ def arch_text(arch):
 
 
 # The networks of Tables 3 to 5, names for --arch. The lists of cosformer* for images are from the
-# released code. The other lists are ours. They match the totals of Table 4, the averages of Table 3
-# ("Enc Layer Num 3" is a misprint for 6) and the text: mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or
-# 2 and 4 (Sec. 4.4.1) are linear, its first decoder layer has more heads than cosFormer*'s, and all
-# decoders see only the last encoder layer.
+# released code. The other lists are ours. They match the parameters and averages of Table 4, the
+# averages of Table 3 ("Enc Layer Num 3" is a misprint for 6) and the text: mFormer's layers 3, 7
+# and 11 (Sec. 4.4.2) or 2 and 4 (Sec. 4.4.1) are linear, its first decoder layer has more heads
+# than cosFormer*'s, and all decoders see only the last encoder layer.
 PUBLISHED = {
     "cifar10": {
         "mformer":
@@ -598,8 +601,8 @@ def linear_state(k, v, mask):
 
 # D30*: the denominator of linear attention is at least FLOOR times the number of visible keys. In
 # the released code the minimum is 1e-3 (in cosFormer's 1e-6). The gradient of a query grows with
-# the inverse of the denominator, and a minimum that ignores the length bounds it less in long
-# sequences.
+# the inverse of the denominator. Sums grow with the number of keys, so that a fixed minimum would
+# bound it less in long sequences.
 FLOOR = 1e-3
 
 
@@ -1189,7 +1192,7 @@ def kendall_tau(predicted, wanted):
 class Ranker:
     """Pairwise ranking (Sec. 3.1.2): a binary classifier of pairs of architectures. P(a has a
     greater value than b) = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of
-    the architectures. 10% choose when to stop. The last 10% are held out for Kendall's tau.
+    the architectures. 10% choose the weights to keep. The last 10% are held out for Kendall's tau.
     """
     # D6*: the ranker compares pairs, as in the paper. The released one is a regression by boosted
     # trees, and measures the importance of a feature by its own |tau| with the values. The paper
@@ -1277,9 +1280,9 @@ def prune(space, importances, samples, keep):
     """
     # D7: `keep` features are searched, alternating between the lists by importance for the loss and
     # for the latency. The paper does not say how. The attention types are always searched. Other
-    # features get their commonest value in the best tenth of the samples, at least 5. CIFAR-10
-    # keeps 3 of its 5 features (the paper 5), translation 7, the number in the two lists of Sec.
-    # 7.1.
+    # features get their commonest value in the best tenth of the samples within the limit, at
+    # least 5. With base, CIFAR-10 keeps 3 of its 5 features (the paper 5), translation 7, the
+    # number in the two lists of Sec. 7.1.
     if not keep:
         return space
     alternating = itertools.chain(*zip(*importances))
@@ -1555,7 +1558,8 @@ def within_limit(history, limit):
 
 def winner(history, limit):
     """The history line with the best loss within the limit."""
-    # D9: the winner is chosen by measurements of the best-ranked architectures, not by the rankers.
+    # D9: the winner is chosen by measurements, of the samples and of the best-ranked architectures,
+    # not by the rankers.
     return max(within_limit(history, limit), key=lambda line: line["score"])
 
 
@@ -1722,7 +1726,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
 @torch.no_grad()
 def held_out_loss(model, data, cfg, arch=None):
     """The held-out cross-entropy, or WORST if it is NaN or infinite."""
-    # D5*: only --evaluate reads test sets. The released search reads CIFAR-10's.
+    # D5*: only --evaluate reads test examples. The released search reads CIFAR-10's.
     total = 0.0
     count = 0
     for batch in data.held_batches():
@@ -1849,8 +1853,7 @@ def load_pretrained(cfg, command):
 
 def resolve(cfg, command, ranks, source):
     """Fill in the settings that follow from others, from --init and from the number of processes.
-    Only the data's paths and the vocabulary size are filled in later, since the vocabulary may be
-    made in the run folder."""
+    Settings that follow from the data are filled in later."""
     changes = {}
     if cfg.dry_run and not cfg.train_text:  # the demo text gives no more tokens
         changes["vocab_size"] = min(cfg.vocab_size, 2000)
