@@ -135,10 +135,9 @@ SMOOTHING = 0.1  # label smoothing, Sec. 6
 AVERAGED = 10
 LENGTH_PENALTY = 0.6  # of beam search, Sec. 4.1.4
 MUTATION = 0.3  # the chance to redraw a value of an architecture, as in HAT
-# D8: the evolution discards the fastest and slowest 10% of the architectures. Of 10 timings or
-# more, the fastest and slowest 10% are discarded too.
-# "discarding the fastest and slowest 10% models" (Sec. 3.1.2) can mean the former or, as in the
-# released code, the latter.
+# D8: the evolution discards the fastest and slowest 10% of the architectures, and a measurement of
+# 10 runs or more those of its timings. "discarding the fastest and slowest 10% models" (Sec. 3.1.2)
+# can mean the former or, as in the released code, the latter.
 DROPPED = 0.1
 PRUNES_FROM = 160  # samples. A fifth of them measures the importance of features: 32 are enough
 ATTEMPTS = 50  # draws for each new architecture of a generation. The released code has no limit
