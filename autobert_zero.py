@@ -6,7 +6,7 @@ attention: a graph of primitive operations on two to four projections of its inp
 evolution, proposes candidates: its mutations prefer operations with high scores so far. A super-net
 with shared weights (BIWS) makes candidates cheap to evaluate.
 
-Run:     python autobert_zero.py --search --dry_run     two steps of every phase, under a minute
+Run:     python autobert_zero.py --search --dry_run     a few steps of every phase, under a minute
          torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, about 3 minutes
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
 Map:     Table 1 -> infer, table_1        Eq. 1, 2 -> AttentionMixer       Fig. 7 -> PUBLISHED
@@ -16,7 +16,8 @@ Map:     Table 1 -> infer, table_1        Eq. 1, 2 -> AttentionMixer       Fig. 
 Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a layer can be),
          SuperNet (how candidates share weights), ucb, OperationPriority, mutate, propose,
          score_candidate, search (Alg. 1), train_step. Skip at first: canonical, the text form,
-         find_softmax_attention, band_matrix, slot, grow, the edits, what follows search.
+         find_softmax_attention, band_matrix, slot, grow, the edits, and everything between search
+         and train_step.
 Differs: There are 46 departures from the paper, D1 to D46: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
@@ -59,7 +60,7 @@ class Config:
     seed: int = 0  # random seed [0, 4294967295]
     device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
-    dry_run: bool = False  # run two steps of every phase, unless flags say otherwise
+    dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     # data
     corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text
@@ -191,7 +192,7 @@ MAX_PATH = 12
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
-PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, the operations that sum over an axis
+PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, the binary operations that sum over an axis
 BINARY = ("add", *PRODUCTS)  # Table 1
 # D3: operations take matrices alone, no scalars as in Sec. 3.1. They suffice for all of Figure 7
 OPS = UNARY + BINARY
@@ -398,7 +399,8 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6: layers 10 and 12 add plain V, as in the text. The figure has an `add` of one operand
+    # D6: layers 10 and 12 add plain V, as the text has for layer 12. The figure's `add` has one
+    # operand
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
@@ -424,7 +426,8 @@ def read_arch(name, layers):
     """The architecture of --arch and --layers. Raises ValueError with the reason."""
     if name.endswith(".json"):
         try:
-            name = str(json.loads(Path(name).read_text(encoding="utf-8"))["arch"])
+            name = json.loads(Path(name).read_text(encoding="utf-8"))["arch"]
+            name += ""  # TypeError unless it is text
         except OSError:
             raise ValueError("no such file; name the best.json of a search") from None
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -460,7 +463,8 @@ def table_1(head_dim):
     return {
         "neg": torch.neg,
         "transpose": lambda x: x.transpose(-1, -2),
-        # D2: scale divides by the root of Eq. 2's d_h. Table 1's d_x is the width of x
+        # D2: scale divides by the root of Eq. 2's d_h. Table 1 has d_x and does not
+        # define it
         "scale": lambda x: x / math.sqrt(head_dim),
         "softmax": lambda x: F.softmax(x, dim=-1),
         "logsigmoid": F.logsigmoid,
@@ -817,7 +821,7 @@ def slot(name, value, arch):
     are without "encoder.layers.":
 
         a candidate's weight        its place in the super-net
-        0.attention.inputs.weight   the rows of Q and P in the same weight
+        0.attention.inputs.weight   the rows of Q and P in the same weight (and .bias)
         1.conv.kernel               the columns 28 to 36, the centre of 65, in the same weight
         1.conv.transform            all of 1.conv.transform.9
         any other                   all of the same weight
@@ -883,9 +887,9 @@ class SuperNet:
 
     def write_back(self, candidates):
         """Copy the weights of a round: pairs (arch, state_dict), the best score last."""
-        # D10: a weight comes from the best candidate that has it, after pre-training. A mean over
-        # candidates is not a network. The paper says neither how, nor whether fine-tuned weights
-        # are meant
+        # D10: a weight comes from the round's best candidate that has it, after pre-training. A
+        # mean over candidates is not a network. The paper says neither how, nor whether fine-tuned
+        # weights are meant
         for arch, state in candidates:
             for name, value in state.items():
                 there, part = slot(name, value, arch)
@@ -907,7 +911,8 @@ class SuperNet:
 
 
 def draw_operation(rng, readable, unread):
-    """A random operation and its operands. Half of the operands are drawn from the unread ones."""
+    """A random operation and its operands. Each is drawn from `unread` with probability 1/2, else
+    from `readable`."""
     op = rng.choice(OPS)
     pools = []
     for _ in range(1 if op in UNARY else 2):
@@ -962,7 +967,7 @@ def sample_attention(rng, cfg):
     early)."""
     # D38: the output of a random attention has 0.001 to 0.5 of its input's size. V + neg(V) adds
     # nothing. Many products over tokens without a softmax add so much that LayerNorm suppresses the
-    # input, and the network does not learn. Mutations have no such limit
+    # input, and the network does not learn. Edits have no such limit
     while True:
         expression = grow(rng, rng.randint(1, MAX_PATH))
         if expression and searchable(expression) and 0.001 < gain(expression, cfg) < 0.5:
@@ -980,8 +985,8 @@ def sample_arch(rng, cfg):
 def ucb(samples, alpha):
     """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). samples: for each option,
     the scores of the candidates that have it."""
-    # D21: N, N_i and mu_i are of the samples at one position. The paper's N counts all, and its
-    # mu_i has all paths with the operation
+    # D21: N, N_i and mu_i are of the samples at one position. In the paper N counts all operations,
+    # and mu_i is the mean over all paths with the operation
     N = max(1, sum(map(len, samples)))
     mean = sum(map(sum, samples)) / N
     bonus = alpha * math.sqrt(2 * math.log(N))
@@ -1218,8 +1223,8 @@ def score_candidate(arch, number, supernet, data, cfg, path):
     it on the proxy tasks. Returns {score, scores, diverged, seconds}. Saves the pre-trained weights
     as path.pt.
 
-    number: the round, which selects a part of the text. Networks that are trained again read the
-    part of round 0.
+    number: the round, which selects a part of the text. Networks that are trained again, and
+    the warm start, read on from where round 0 begins.
     """
     began = time.perf_counter()
     model = LanguageModel(arch, cfg, shared=True)
@@ -1370,8 +1375,8 @@ def score_to_beat(history, data):
 
 
 def first_super_net(source, run, data, cfg):
-    """The super-net at the beginning of a search: random, as in the paper, with --init's weights,
-    or after a warm start."""
+    """The super-net at the beginning of a search: random (the paper does not say), with --init's
+    weights, or after a warm start."""
     first = SuperNet(cfg)
     if source and source.arch:
         seed_everything(cfg.seed, "model")  # for the heads, which a fine-tuned model lacks
@@ -1614,9 +1619,9 @@ def print_best(run, cfg):
 def draw_next_sentence(segments, generator):
     """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,). Half
     continue the first segment (label 0), half are text from elsewhere (label 1)."""
-    # D28: segments may begin in mid-sentence, unlike BERT's. Text without a sentence boundary has
-    # no label (-100): text from elsewhere begins with a sentence, so the first words would reveal
-    # the label
+    # D28: the first segment may begin, and the second end, in mid-sentence, unlike BERT's. Text
+    # without a sentence boundary has no label (-100): text from elsewhere begins with a sentence,
+    # so the first words would reveal the label
     single = (segments.length_b == 0) | (segments.length_other == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     ids = torch.where(other[:, None], segments.other, segments.segment_b)
@@ -1717,12 +1722,12 @@ def make_optimizer(model, weight_decay):
 def language_batch(segments, tokenizer, cfg, number, device):
     """data.corpus.Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,)
     unless there is no padding, masked_positions and labels (M,), next_labels (B,). Label -100:
-    nothing to predict. number: the first sequence's, which seeds the masks."""
+    nothing to predict. number: seeds the masks."""
     generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", number))
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
         segments.segment_a, segments.length_a, second, second_length, tokenizer, empty_b=True)
-    # rounds T up, so that torch.compile meets at most eight widths
+    # rounds T up, so that torch.compile meets few widths
     multiple = max(8, cfg.length // 8)
     width = min(cfg.length, multiple * math.ceil(int(lengths.max()) / multiple))
     ids, masked_positions, labels = mask_tokens(ids[:, :width], tokenizer, generator)
@@ -1750,12 +1755,12 @@ def short_times(cfg):
 
 def training_batches(data, cfg, ranks, begin, number=0):
     """Yield this process's list of micro-batches for each step from `begin`. number: the round of a
-    search, whose candidates read the same part of the text."""
+    search. Its candidates read the same text, and the next round reads on."""
     for step in range(begin, cfg.steps):
         # D39: training may start with short sequences, from which an attention-only network learns
         # word order sooner. The first --short of the steps have four times as many sequences of a
         # quarter of the length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps.
-        # This paper has 128 throughout
+        # This paper names 128 (App. D.2)
         times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
         first = times * cfg.batch * (number * cfg.steps + step)
@@ -1793,8 +1798,9 @@ def summed_losses(network, batch, cfg):
 
 
 def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
-    """One step on this process's micro-batches. Returns {name: tensor ()}. Their means over the
-    processes are both losses and the gradient norm. number: the round of a search."""
+    """One step on this process's micro-batches. Returns {name: tensor ()}, both losses and the
+    gradient norm. Their means over the processes are those of the whole batch. number: the round of
+    a search."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # since gradients are averaged over the processes
     losses = torch.zeros(2, device=ranks.device)
@@ -1968,7 +1974,7 @@ def resolve(cfg, command, ranks, source):
     if source:
         names = (*SHAPE, "arch") if source.arch else SHAPE
         changes |= settings_from(cfg, command, source.settings, source.path, names, FREE)
-        changes["tokenizer"] = cfg.tokenizer or source.path
+        changes["tokenizer"] = cfg.tokenizer or str(Path(source.path))
         changes["warm_times"] = 0  # --init replaces it
         if not source.arch and "arch" not in command.given:
             changes["arch"] = f"{source.path}/best.json"
@@ -2041,7 +2047,7 @@ def recipes(cfg):
 
 
 def train_task(source, task, tokenizer, cfg, run, job):
-    """Run TASK-NUMBER of a task. Its folder gets the predictions and the model."""
+    """Fine-tune one job, TASK-NUMBER. Its folder gets the predictions and the model."""
     folder = run.folder / "jobs" / job
     seed_everything(cfg.seed, "head", task.name)
     model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
@@ -2081,7 +2087,7 @@ def answer(cfg, command):
 
 def finetune(cfg, command):
     """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
-    MNLI job (App. D.2)."""
+    MNLI job if MNLI is among the tasks (App. D.2)."""
     names = parse_tasks(command.value, recipes(cfg), GROUPS)
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
@@ -2192,7 +2198,7 @@ def forward_flops(arch, cfg):
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
 
 
-# D26: tests/claims measure latency, on random ids. The paper does not say on which text
+# D26: tests/claims measure latency, on random ids. The paper uses QNLI's training set (App. D.3)
 
 
 def describe(cfg, command):
