@@ -61,7 +61,7 @@ class Config:
     compile: bool = False  # torch.compile the model of --pretrain
     accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
     recompute: bool = False  # activation recomputation: store only the inputs of layers
-    dry_run: bool = False  # run two steps of every phase, unless flags say otherwise
+    dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     init: str = ""  # run folder, a task's folder in one, or Hugging Face folder to start from
     # data, by default the demo data

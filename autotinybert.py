@@ -6,7 +6,7 @@ large model, the SuperPLM, is trained so that all smaller models cut out of it w
 learning, Alg. 1). An evolution (Alg. 2) then searches for the best shape within the limit. The best
 shapes take their weights from the SuperPLM and are trained further.
 
-Run:  python autotinybert.py --search --dry_run        two steps of every phase on demo data
+Run:  python autotinybert.py --search --dry_run        a few steps of every phase on demo data
       python autotinybert.py --search --speedup 7.2    from text to a tiny model, on two cores
       torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
                --corpus TEXTS --glue GLUE --squad SQUAD    the paper's sizes and budget (Sec. 4.1)
@@ -57,7 +57,7 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile further training, not the SuperPLM
     accumulate: int = 16  # micro-batches per step, N of Alg. 1. Raised to fit the processes [>= 1]
-    dry_run: bool = False  # run two steps of every phase, unless flags say otherwise
+    dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     init: str = ""  # run or Hugging Face folder to start from. In --search, the SuperPLM
     # data

@@ -63,7 +63,7 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     compile: bool = False  # torch.compile the model of --train
     accumulate: int = 1  # micro-batches per step. Default: a multiple of the processes [>= 1]
-    dry_run: bool = False  # run two steps of every phase, unless flags say otherwise
+    dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     init: str = ""  # run folder of --search or --train to start from
     arch: str = ""  # a best.json, a name (mformer, cosformer*-softmax, ...), or --describe's text
@@ -172,10 +172,11 @@ SEARCHING = (  # flags of a search alone
 TIMING = ("cost", "latency_runs")  # flags of a latency
 UNREAD = {  # {action: {flag that it does not read: the flag to use instead, here always ""}}
     "search": dict.fromkeys(["compile"], ""),
-    "train": dict.fromkeys((*SEARCHING, *TIMING), ""),
+    "train": dict.fromkeys((*SEARCHING, *TIMING, "beam"), ""),
     "evaluate": dict.fromkeys((*TRAINING, *SEARCHING), ""),
     "predict": dict.fromkeys((*TRAINING, *SEARCHING, *TIMING), ""),
-    "describe": dict.fromkeys((*SEARCHING, *TIMING), ""),
+    "describe": {name: "" for name in (*TRAINING, *SEARCHING, *TIMING, "beam")
+                 if name not in ("accumulate", "steps", "batch")},
 }
 EXAMPLES = ("held_out", "train_examples", "seed")  # settings that divide the training data
 COMPARED = ("save_every",)  # must agree in a resumed run: the last saves are averaged

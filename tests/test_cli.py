@@ -117,6 +117,8 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
     ("mformer --search --samples 40", ""),
     ("mformer --evaluate --init x --lr 1", "--lr: --evaluate does not read it"),
     ("mformer --evaluate --init x --cost flops", ""),
+    ("mformer --describe --lr 1", "--lr: --describe does not read it"),
+    ("mformer --describe --steps 5", ""),
     ("mformer --predict x.npz --init x --cost flops", "--cost: --predict does not read it"),
 ])
 def test_a_flag_that_the_action_does_not_read_is_told(command, told, monkeypatch):
