@@ -846,7 +846,8 @@ def draw_text(text, data, cfg, phase, position, count):
     # D8*: sequences are pairs, [CLS] A [SEP] B [SEP] with B after A, so that fine-tuning meets a
     # trained token type embedding. The paper does not say, and its code has no pairs. One long
     # sentence is [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
-    pairs = text.segments(position, count, cfg.length - 3, seed_of(cfg.seed, phase))
+    pairs = text.segments(
+        position, count, cfg.length - 3, seed_of(cfg.seed, phase), others=False)
     return corpus.join(
         pairs.segment_a, pairs.length_a, pairs.segment_b, pairs.length_b, data.tokenizer)
 
@@ -1785,7 +1786,8 @@ def further_train(cfg, command):
             train_further(model, data, cfg, run, run.folder / "model", warmup)
             result = evaluate_language_model(model, data, cfg)
             run.finish({"arch": str(model.encoder.arch), "held_out": result["loss"]})
-        print0(ranks, f"{run.finished()['arch']}: held-out loss {run.finished()['held_out']:.4f}")
+        finished = run.finished()
+        print0(ranks, f"{finished['arch']}: held-out loss {finished['held_out']:.4f}")
         print_after_training(run, cfg, "model/checkpoint.pt")
 
 

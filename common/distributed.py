@@ -247,22 +247,20 @@ def total_over(ranks, values):
     return values
 
 
-def average_gradients(parameters, ranks, *numbers):
-    """Average the gradients and the tensors `numbers` over the processes, in place, with one flat
-    all_reduce.
+def average_gradients(parameters, ranks):
+    """Average the gradients over the processes, in place, with one flat all_reduce.
 
     For training loops of super-nets, where each step trains another part of the model. A parameter
     must have a gradient in all processes or in none. Other loops use prepare_model.
     """
     if ranks.size == 1:
         return
-    tensors = [value.grad for value in parameters if value.grad is not None]
-    tensors.extend(numbers)
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    gradients = [value.grad for value in parameters if value.grad is not None]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)
     flat /= ranks.size
-    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-        tensor.copy_(mean.view_as(tensor))
+    for gradient, mean in zip(gradients, flat.split([each.numel() for each in gradients])):
+        gradient.copy_(mean.view_as(gradient))
 
 
 def prepare_model(model, ranks, compile=False):
@@ -307,14 +305,13 @@ def prefetch(items, device):
 
 
 def send(batch, device):
-    """The tensors of a batch, a list or a dictionary, on the device. None stays None. For CUDA they
-    are pinned, so that the host does not wait for the device."""
+    """The tensors of a batch, a list or a dictionary, on the device. For CUDA they are pinned, so
+    that the host does not wait for the device."""
     if isinstance(batch, dict):
         return dict(zip(batch, send(batch.values(), device)))
     pin = device.type == "cuda"
-    pinned = [value.pin_memory() if pin and value is not None and value.is_cpu else value
-              for value in batch]
-    return [value if value is None else value.to(device, non_blocking=pin) for value in pinned]
+    pinned = [value.pin_memory() if pin and value.is_cpu else value for value in batch]
+    return [value.to(device, non_blocking=pin) for value in pinned]
 
 
 def move(model, device):

@@ -32,8 +32,8 @@ FEW_SENTENCES = 4  # a book with a blank line after each paragraph has fewer
 MANY_DOCUMENTS = 100  # in a file
 PARAGRAPH = 12  # sentences
 ALIKE = 10  # the longest document, in medians
-BLOCK = 64  # examples whose first random numbers are drawn together, for speed
-DRAWS = 20  # random numbers per example, which are usually enough
+BLOCK = 64  # examples whose random numbers are drawn together, for speed
+DRAWS = 20  # random numbers per example: sentence_runs draws at most 20, segments at most 13
 
 
 def read_meta(folder):
@@ -57,16 +57,8 @@ def epoch_order(seed, epoch, slots, documents):
 
 @lru_cache(maxsize=16)
 def draw_block(seed, block):
-    """The first DRAWS random numbers of each of BLOCK examples."""
+    """The random numbers of each of BLOCK examples."""
     return np.random.default_rng([seed, 1, block]).random((BLOCK, DRAWS)).tolist()
-
-
-def random_numbers(seed, number):
-    """The endless random numbers of an example."""
-    yield from draw_block(seed, number // BLOCK)[number % BLOCK]
-    more = np.random.default_rng([seed, 2, number])
-    while True:
-        yield more.random()
 
 
 @dataclass
@@ -171,14 +163,14 @@ class Corpus:
         tokens = np.concatenate([self.tokens[start:end] for start, end in zip(*self.bounds)])
         return float(np.bincount(tokens).max() / len(tokens))
 
-    def segments(self, position, num_examples, length, seed, short_prob=0.1):
+    def segments(self, position, num_examples, length, seed, short_prob=0.1, others=True):
         """Examples from number `position` of an endless stream, as Segments: consecutive tokens of
         one document, split at a sentence boundary inside.
 
         An example depends only on the seed and its number. So resuming needs only the position, and
         each process makes its own range. length: tokens of both segments together, at least 2. An
         example has `length` tokens, or with probability short_prob a uniform number in 2..length,
-        and never more than its slot's stretch of a document.
+        and never more than its slot's stretch of a document. others=False omits `other`.
         """
         parts = []
         for random, document, left, right, size in self.examples(
@@ -190,7 +182,8 @@ class Corpus:
             low = bisect_right(self.starts, start)
             high = bisect_left(self.starts, stop)
             middle = self.starts[low + int(random() * (high - low))] if low < high else stop
-            other = self.elsewhere(random, document, stop - middle)
+            wanted = stop - middle if others else 0
+            other = self.elsewhere(random, document, wanted)
             parts.append((start, middle - start, middle, stop - middle, *other))
         return self.collect(length, parts)
 
@@ -231,7 +224,7 @@ class Corpus:
         first token of the stretch, the one after its last, the size of the example: `length`, or
         with probability short_prob uniform in 2..length)."""
         for number in range(position, position + num_examples):
-            random = random_numbers(seed, number).__next__
+            random = iter(draw_block(seed, number // BLOCK)[number % BLOCK]).__next__
             short = random() < short_prob
             size = 2 + int(random() * (length - 1)) if short else length
             yield random, *self.stretch(number, length, seed), size

@@ -16,7 +16,7 @@ from common import tasks
 from common.cli import Stop, UserError
 from common.tokenization import load_tokenizer
 from data import text as module
-from data.corpus import Corpus, join, random_numbers
+from data.corpus import Corpus, join
 from data.text import chunks, make_corpus, prepare_corpus, read_documents, split_sentences
 
 WORDS = [f"w{i}" for i in range(3000)]
@@ -243,10 +243,23 @@ def test_segments_show_each_token_once_an_epoch():
     assert epochs[0] != epochs[1]
 
 
-def test_an_example_never_runs_out_of_random_numbers(monkeypatch):
-    monkeypatch.setattr("data.corpus.DRAWS", 1)
-    draw = random_numbers(seed=3456, number=7).__next__
-    assert len({draw() for _ in range(5)}) == 5
+def test_an_example_has_all_the_random_numbers_that_it_draws(monkeypatch):
+    """The longest path: a short example of whole sentences, with text of another document."""
+    corpus = numbered([3] * 400, [4] * 100)
+    corpus.sentence_runs(0, 64, 30, seed=3456, short_prob=1.0)
+    monkeypatch.setattr("data.corpus.DRAWS", 19)
+    with pytest.raises(StopIteration):
+        corpus.sentence_runs(0, 64, 30, seed=3457, short_prob=1.0)
+
+
+@pytest.mark.parametrize("make", [Corpus.segments, RUNS])
+def test_examples_without_other_text_are_the_same(make):
+    corpus = numbered([7] * 820, range(1, 41))
+    whole = make(corpus, 0, 200, 30, 5)
+    less = make(corpus, 0, 200, 30, 5, others=False)
+    assert whole.length_other.any() and not less.length_other.any()
+    for name in ("segment_a", "length_a", "segment_b", "length_b"):
+        assert torch.equal(getattr(less, name), getattr(whole, name))
 
 
 def test_resume_and_ranks():
