@@ -667,9 +667,10 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks,
     from common.files import existing, load_file, read_json, save_file
     from common.run import Checkpoint, RunFolder, keep_model, load_weights, read_run, settings_from
     from common.distributed import (
-        Means, Pace, autocast, fit_accumulate, launch, layer_activations, micro_batch_numbers, move,
-        no_sync_until, on_main, prefetch, prepare_model, print0, print_device_use, progress,
-        reduce_mean, seed_everything, seed_of, send, set_rate, show, total_over, training_cost)
+        Means, Pace, autocast, fit_accumulate, generator_of, launch, layer_activations,
+        micro_batch_numbers, move, no_sync_until, on_main, prefetch, prepare_model, print0,
+        print_device_use, progress, reduce_mean, seed_everything, seed_of, send, set_rate, show,
+        total_over, training_cost)
     from common.finetune import (
         Recipe, Tuning, answer_file, data_flags, finetune_job, open_file, open_task, parse_tasks,
         predict, print_summary, run_jobs, summarise, write_outputs)
@@ -763,8 +764,7 @@ def language_batch(segments, tokenizer, cfg, objective, seed_number, device):
     """Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,) unless there is
     no padding, masked_positions and labels (B, M), order_labels (B,). Label -100: nothing to
     predict. seed_number: unique among training batches."""
-    seed = seed_of(cfg.seed, "mask", objective, seed_number)
-    generator = torch.Generator().manual_seed(seed)
+    generator = generator_of(cfg.seed, "mask", objective, seed_number)
     ids, token_type_ids, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
     # rounds T up, so that torch.compile and GPUs meet few widths
     multiple = max(8, cfg.length // 8)

@@ -1665,10 +1665,10 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from common.run import (
         Checkpoint, RunFolder, keep_model, load_weights, read_run, settings_from, share_out)
     from common.distributed import (
-        Means, Pace, Ranks, autocast, fit_accumulate, gather, job_progress, launch,
+        Means, Pace, Ranks, autocast, fit_accumulate, gather, generator_of, job_progress, launch,
         layer_activations, micro_batch_numbers, move, no_sync_until, on_main, prefetch,
-        prepare_model, print0, print_device_use, progress, reduce_mean, seed_everything, seed_of,
-        send, set_rate, show, to_host, total_over, training_cost)
+        prepare_model, print0, print_device_use, progress, reduce_mean, seed_everything, send,
+        set_rate, show, to_host, total_over, training_cost)
     from common.finetune import (
         LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
         open_task, parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
@@ -1723,7 +1723,7 @@ def language_batch(segments, tokenizer, cfg, number, device):
     """data.corpus.Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,)
     unless there is no padding, masked_positions and labels (M,), next_labels (B,). Label -100:
     nothing to predict. number: seeds the masks."""
-    generator = torch.Generator().manual_seed(seed_of(cfg.seed, "mask", number))
+    generator = generator_of(cfg.seed, "mask", number)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
         segments.segment_a, segments.length_a, second, second_length, tokenizer, empty_b=True)

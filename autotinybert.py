@@ -808,9 +808,10 @@ if (Path(__file__).parent / "common").is_dir():
     from common.run import (
         Checkpoint, RunFolder, keep_model, processor, read_run, settings_from, share_out)
     from common.distributed import (
-        Means, Pace, autocast, average_gradients, fit_accumulate, launch, layer_activations,
-        micro_batch_numbers, move, on_main, pick_device, prefetch, print0, print_device_use,
-        progress, seed_everything, seed_of, send, set_rate, show, total_over, training_cost)
+        Means, Pace, autocast, average_gradients, fit_accumulate, generator_of, launch,
+        layer_activations, micro_batch_numbers, move, on_main, pick_device, prefetch, print0,
+        print_device_use, progress, seed_everything, seed_of, send, set_rate, show, total_over,
+        training_cost)
     from common.finetune import (
         LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
         open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
@@ -862,7 +863,7 @@ def language_batch(columns, chosen, data, cfg, *key):
     if (lengths < width).any():
         batch["lengths"] = lengths
     if not data.teacher:
-        generator = torch.Generator().manual_seed(seed_of(cfg.seed, *key))
+        generator = generator_of(cfg.seed, *key)
         batch["ids"], batch["masked_positions"], batch["labels"] = mask_tokens(
             batch["ids"], data.tokenizer, generator)
     return send(batch, data.device)

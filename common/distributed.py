@@ -335,6 +335,11 @@ def seed_of(*key):
     return int.from_bytes(digest, "little") >> 1
 
 
+def generator_of(*key):
+    """A CPU generator with the seed of a key."""
+    return torch.Generator().manual_seed(seed_of(*key))
+
+
 def seed_everything(*key):
     """Seed torch (CPU and GPU) and random. Called before each micro-batch, so that dropout is a
     function of the step. torch.manual_seed is slow, since it records the stack for each missing

@@ -93,6 +93,11 @@ def data_flags(names):
     return sorted({flags[name] for name in names if name in flags})
 
 
+def data_folder(name, cfg):
+    """The value of a task's data flag, "" for the user's own tasks."""
+    return "".join(getattr(cfg, flag) for flag in data_flags([name]))
+
+
 def own_name(path, recipes):
     """The FolderName of a user's own task. UserError if another task has the name."""
     name = folder_task.FolderName(path)
@@ -130,8 +135,7 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
     recipe = recipes.get(name) or own_recipe(recipes, cfg)
     recipe = dataclasses.replace(recipe, **given)
     kind = task_class(name, kinds)
-    folder = "".join(getattr(cfg, flag) for flag in data_flags([name]))
-    source = kind.read(name, folder, search)
+    source = kind.read(name, data_folder(name, cfg), search)
     for split, examples in source.examples.items():
         if cfg.train_examples and (split == "train" or cfg.dry_run):
             source.examples[split] = kind.choose(examples, cfg.train_examples)
@@ -422,8 +426,8 @@ def is_demo(paths):
 
 def shown_name(name, cfg):
     """The printed name of a task: CoLA-demo on demo data, whose scores are not CoLA's."""
-    data = "".join(getattr(cfg, flag) for flag in data_flags([name]))
-    return f"{name}-demo" if data and is_demo(data) else name
+    folder = data_folder(name, cfg)
+    return f"{name}-demo" if folder and is_demo(folder) else name
 
 
 def percent(scores):

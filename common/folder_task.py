@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common import glue, tasks
 from common.cli import UserError
-from common.files import existing, read_json, read_text, write_atomic, write_json
+from common.files import existing, read_json, read_text, write_json
 from common.run import PREPARED, WRITES
 
 SPLITS = ("train", "dev", "test")
@@ -254,9 +254,7 @@ def write_predictions(path, task, outputs):
         cells = [f"{value * task.deviation + task.mean:.6g}" for value in predictions]
     else:
         cells = [task.labels[number] for number in predictions]
-    lines = [f"{index}\t{cell}\n" for index, cell in enumerate(cells)]
-    write_atomic(path, "index\tprediction\n" + "".join(lines))
-    return path
+    return glue.write_cells(path, cells)
 
 
 class FolderTask(glue.GlueTask):

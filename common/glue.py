@@ -226,8 +226,7 @@ def encode(examples, tokenizer, max_length):
     if examples[0].label is not None:
         kind = np.float32 if isinstance(examples[0].label, float) else np.int64
         labels = np.array([example.label for example in examples], kind)
-    specials = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id)
-    return Features(pairs, labels, specials, max_length)
+    return Features(pairs, labels, tokenizer.specials, max_length)
 
 
 # Scores
@@ -266,7 +265,11 @@ def write_submission(folder, task, outputs, split):
         cells = [f"{value:.3f}" for value in np.clip(predictions, 0, 5)]
     else:
         cells = [task.labels[number] for number in predictions]
-    path = Path(folder) / f"{name}.tsv"
+    return write_cells(Path(folder) / f"{name}.tsv", cells)
+
+
+def write_cells(path, cells):
+    """Write one prediction per line, after its number. Returns the path."""
     lines = [f"{index}\t{cell}\n" for index, cell in enumerate(cells)]
     write_atomic(path, "index\tprediction\n" + "".join(lines))
     return path

@@ -32,6 +32,8 @@ THRESHOLD = "threshold.json"  # for "no answer", next to a model of SQuAD 2.0
 # The window owns the tokens from own to own_end, counted in the window
 WINDOW = np.dtype([(name, np.int32) for name in (
     "question", "paragraph", "start", "length", "own", "own_end")])
+# a tokenised paragraph: token ids, and start and end of each token in the text
+Context = namedtuple("Context", "ids starts ends")
 # answers: tuple of (text, start in context)
 Question = namedtuple("Question", "id text context answers impossible")
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
@@ -112,7 +114,7 @@ class Features:
     """W windows over tokenised questions and paragraphs."""
     questions: list
     queries: list  # token ids of each question
-    contexts: list  # (token ids, start and end of each token in the text) of each paragraph
+    contexts: list  # the Context of each paragraph
     windows: np.ndarray  # (W,) of WINDOW
     targets: np.ndarray | None  # (W, 3): start, end in the input, impossible. None for evaluation
     specials: tuple  # ids of [CLS], [SEP], padding
@@ -136,7 +138,7 @@ class Features:
         bool, True where no answer can begin or end: the question, both [SEP] and the padding ([CLS]
         means "no answer"). With targets also start, end (B,) int64, impossible (B,) float32.
         """
-        pairs = [(self.queries[question], self.contexts[paragraph][0][start:start + length])
+        pairs = [(self.queries[question], self.contexts[paragraph].ids[start:start + length])
                  for question, paragraph, start, length, _, _ in self.windows[index].tolist()]
         ids, token_type_ids = tasks.join(pairs, self.specials, width)
         positions = np.arange(width) - self.offsets[index, None]
@@ -177,10 +179,10 @@ def answer_tokens(question, starts, ends):
 
 
 def encode_context(tokenizer, text):
-    """(token ids, start and end of each token in the text)."""
+    """The Context of a paragraph's text."""
     ids, spans = tokenizer.encode_with_offsets(text)
     starts, ends = zip(*spans) if spans else ((), ())
-    return array("i", ids), array("i", starts), array("i", ends)
+    return Context(array("i", ids), array("i", starts), array("i", ends))
 
 
 def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
@@ -206,10 +208,10 @@ def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64,
         if training:
             answer = answer_tokens(question, starts, ends)
             targets.append(window_targets(own, len(query) + 2, answer).astype(np.int32))
-    specials = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id)
     windows = np.concatenate(windows).view(WINDOW)[:, 0]
     targets = np.concatenate(targets) if training else None
-    return Features(questions, queries, contexts, windows, targets, specials, max_length)
+    return Features(
+        questions, queries, contexts, windows, targets, tokenizer.specials, max_length)
 
 
 # Answers

@@ -89,8 +89,9 @@ class Tokenizer:
 
     names: the subwords in the order of their ids. vocab_size. pad_id, unk_id, cls_id, sep_id, and
     mask_id, which may be None. bos_id and eos_id, for sequence-to-sequence models, are cls_id and
-    sep_id. special_ids: sorted. starts_word: (V,) bool, True for subwords that begin a word, and
-    for special tokens. rules: Rules. fingerprint: SHA-256 of content().
+    sep_id. specials: cls_id, sep_id, pad_id, for tasks.join. special_ids: sorted. starts_word: (V,)
+    bool, True for subwords that begin a word, and for special tokens. rules: Rules. fingerprint:
+    SHA-256 of content().
     """
 
     def __init__(self, path, rules, names):
@@ -109,6 +110,7 @@ class Tokenizer:
             setattr(self, f"{role}_id", known[0] if known else None)
         self.bos_id = self.cls_id
         self.eos_id = self.sep_id
+        self.specials = self.cls_id, self.sep_id, self.pad_id
         ids = {getattr(self, f"{role}_id") for role in SPECIALS}
         self.special_ids = tuple(sorted(ids - {None}))
         self.starts_word = np.array([self.begins_word(name) for name in names])

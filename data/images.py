@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from common.cli import UserError
-from common.distributed import on_main, seed_of, send
+from common.distributed import generator_of, on_main, send
 from common.files import existing, read_json, write_json
 
 LAYOUT = ("np.savez writes it, with images, uint8 (n, h, h, 3) or (n, h, h), and labels (n,), "
@@ -259,8 +259,7 @@ class TrainingPictures(Pictures):
                 f"{width} x {width}, {len(self.classes)} classes ({words[:100]})")
 
     def permutation(self, count, *key):
-        generator = torch.Generator().manual_seed(seed_of(self.seed, *key))
-        return torch.randperm(count, generator=generator)
+        return torch.randperm(count, generator=generator_of(self.seed, *key))
 
     @functools.lru_cache(maxsize=1)
     def order(self, epoch):
@@ -272,7 +271,7 @@ class TrainingPictures(Pictures):
         """Micro-batch `number` of the stream of epochs: images (B, 3, I, I), labels (B,)."""
         epoch, index = divmod(number, len(self.labels) // self.size)
         chosen = self.order(epoch)[index * self.size:(index + 1) * self.size]
-        generator = torch.Generator().manual_seed(seed_of(self.seed, "augment", number))
+        generator = generator_of(self.seed, "augment", number)
         images = augment(
             self.images[chosen], self.image, self.augmentation, self.spec, generator)
         return {"images": images, "labels": self.labels[chosen]}

@@ -119,8 +119,7 @@ def features(questions, tokenizer, max_length):
     if empty:
         warnings.warn(message)
     labels = np.array([question.answer for question in questions], np.int64)
-    specials = tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id
-    return Features(pairs, labels, specials, max_length)
+    return Features(pairs, labels, tokenizer.specials, max_length)
 
 
 class RaceTask(tasks.Task):

@@ -23,7 +23,7 @@ import torch
 
 from common.cli import Stop, UserError
 from common.files import existing, write_json
-from common.distributed import on_main, print0, seed_of, send, stop_requested
+from common.distributed import generator_of, on_main, print0, send, stop_requested
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
@@ -275,7 +275,7 @@ class TrainingTranslations(Translations):
                 f"{self.tokenizer.vocab_size:,} tokens")
 
     def permutation(self, text):
-        generator = torch.Generator().manual_seed(seed_of(self.seed, "held out"))
+        generator = generator_of(self.seed, "held out")
         return torch.randperm(len(text), generator=generator).numpy()
 
     def pairs(self, text, examples):

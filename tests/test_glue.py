@@ -89,9 +89,7 @@ def test_mistakes_name_file_and_line():
 def encode(texts, longest):
     """Features of pairs of token ids, or of single ones. The label is the number."""
     identity = SimpleNamespace(
-        cls_id=2,
-        sep_id=3,
-        pad_id=0,
+        specials=(2, 3, 0),
         encode_batch=list,
     )
     examples = [glue.Example(ids, number) for number, ids in enumerate(texts)]
