@@ -1175,7 +1175,7 @@ def load_teacher(cfg, command, ranks, tokenizer):
     weights = without_padding(source.weights, tokenizer.vocab_size)
     width = weights["encoder.token_embedding.weight"].shape[1]
     teacher = Encoder(source.arch, tokenizer.vocab_size, 0.0, positions, width)
-    hf_models.fill(nn.ModuleDict({"encoder": teacher}), weights, source.path)
+    hf_models.load_bert(nn.ModuleDict({"encoder": teacher}), weights, source.path)
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
@@ -1190,7 +1190,7 @@ def load_model(source, fit, data, cfg, ranks):
     seed_everything(cfg.seed, "weights made anew")
     vocab_size = data.tokenizer.vocab_size
     model = LanguageModel(source.arch, vocab_size, cfg.dropout, fit, positions)
-    loaded = hf_models.fill(model, without_padding(source.weights, vocab_size), source.path)
+    loaded = hf_models.load_bert(model, without_padding(source.weights, vocab_size), source.path)
     if data.train or data.tasks:  # an export prints what it ignores
         if source.settings.get("length"):
             loaded += f"; trained on sequences of {source.settings['length']} tokens"

@@ -181,7 +181,7 @@ def predict(model, task, split, cfg, device):
         parts = output if isinstance(output, tuple) else (output,)
         index.append(batch["index"])
         collected.append([
-            fill(part.float(), longest) if task.kind == "span" and part.shape[1:2] == (width,)
+            pad_width(part.float(), longest) if task.kind == "span" and part.shape[1:2] == (width,)
             else part.float() for part in parts])
     order = torch.cat(index).argsort()
     # the only wait for a GPU
@@ -191,7 +191,7 @@ def predict(model, task, split, cfg, device):
     return tuple(outputs) if isinstance(output, tuple) else outputs[0]
 
 
-def fill(part, longest):
+def pad_width(part, longest):
     """(B, T, ...) -> (B, longest, ...): padded with -1e4, or cut if T was rounded up."""
     return pad(part, (0, 0) * (part.dim() - 2) + (0, longest - part.shape[1]), value=-1e4)
 

@@ -34,6 +34,7 @@ from common.cli import UserError
 from common.files import atomic, existing, load_file, read_json, write_atomic, write_json
 from common.run import finite, load_weights
 
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 EPSILON = 1e-12  # of all LayerNorms
 MOST_LAYERS = 100
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -130,6 +131,12 @@ def opener(tokenizer, kind, folder, trust=""):
     if tokenizer.file_name == "spiece.model":
         packages += " sentencepiece protobuf"
     return f"{kind}.from_pretrained({str(folder)!r}{trust}) (pip install {packages})"
+
+
+def template(name):
+    """The text of a file in templates/, without the comment above its docstring."""
+    text = (TEMPLATES / name).read_text(encoding="utf-8")
+    return text[text.index('"""'):]
 
 
 def names_of(table, count):
@@ -261,7 +268,7 @@ def rename_albert(weights, groups):
 
 
 def label_names(task, weights, own=None):
-    """{number: name} of the outputs of a classifier, two without a head. own: the OwnTask of a
+    """{number: name} of the outputs of a classifier, two without a head. own: the OwnSpec of a
     user's own task."""
     labels = own.labels if own else glue.TASKS[task].labels if task in glue.TASKS else ()
     outputs = len(weights.get("head.weight", "01"))
@@ -286,7 +293,7 @@ def albert_config(cfg, architecture, groups, labels, task):
 
 def write_albert(folder, weights, task, cfg, groups, tokenizer, own=None):
     """Write a model of albert.py, with the head of `task` if any, as a folder. Returns a line about
-    it. own: the OwnTask of a user's own task."""
+    it. own: the OwnSpec of a user's own task."""
     heads = [name.split(".")[0] for name in weights]
     kinds = [ALBERT_CLASSES[kind] for kind in (task, *heads) if kind in ALBERT_CLASSES]
     kinds.append("AlbertModel")
@@ -334,55 +341,6 @@ BERT_REQUIRED = {  # the only values that autotinybert.py supports
     "layer_norm_eps": EPSILON,
     "position_embedding_type": "absolute",
 }
-MODELING = '''"""BERT whose query, key and value have a width of their own, `qkv_size`, as in
-AutoTinyBERT (Figure B.1): what AutoModel.from_pretrained(FOLDER, trust_remote_code=True) runs."""
-from torch import nn
-from transformers import (
-    BertConfig, BertForMaskedLM, BertForQuestionAnswering, BertForSequenceClassification, BertModel)
-
-
-class AutoTinyBertConfig(BertConfig):
-    model_type = "autotinybert"
-
-
-class OwnWidth:
-    """Gives the attention of a BERT, which is built with one head, the heads and the width of its
-    config."""
-    config_class = AutoTinyBertConfig
-
-    def __init__(self, config, *args, **more):
-        heads = config.num_attention_heads
-        width = config.qkv_size
-        config.num_attention_heads = 1  # those of a BERT divide the hidden size
-        super().__init__(config, *args, **more)
-        config.num_attention_heads = heads
-        for layer in self.base_model.encoder.layer:
-            attention = layer.attention.self
-            attention.num_attention_heads = heads
-            attention.attention_head_size = width // heads
-            attention.all_head_size = width
-            attention.scaling = (width // heads) ** -0.5
-            for name in ("query", "key", "value"):
-                setattr(attention, name, nn.Linear(config.hidden_size, width))
-            layer.attention.output.dense = nn.Linear(width, config.hidden_size)
-        self.post_init()
-
-
-class AutoTinyBertModel(OwnWidth, BertModel):
-    pass
-
-
-class AutoTinyBertForMaskedLM(OwnWidth, BertForMaskedLM):
-    pass
-
-
-class AutoTinyBertForSequenceClassification(OwnWidth, BertForSequenceClassification):
-    pass
-
-
-class AutoTinyBertForQuestionAnswering(OwnWidth, BertForQuestionAnswering):
-    pass
-'''
 CLASSES = "", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"
 
 
@@ -403,7 +361,7 @@ def model_folder(path, first="model"):
     return folder
 
 
-def fill(model, weights, folder):
+def load_bert(model, weights, folder):
     """Copy weights into a LanguageModel, or a teacher's {"encoder": Encoder}. Returns a line about
     loaded, new and ignored weights. UserError if a part of the encoder is missing or does not
     fit."""
@@ -464,12 +422,13 @@ def rename_bert(weights, spans=False):
 
 def bert_config(weights, shape, dropout, tokenizer, kind):
     """config.json for transformers. kind: one of CLASSES."""
-    name = "Bert" if shape[4] == shape[1] else "AutoTinyBert"
+    sizes = dict(zip(SIZES, shape))
+    name = "Bert" if sizes["qkv_size"] == sizes["hidden_size"] else "AutoTinyBert"
     config = {
         "model_type": name.lower(),
         "architectures": [name + (kind or "Model")],
         **BERT_REQUIRED,
-        **dict(zip(SIZES, shape)),
+        **sizes,
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
         "max_position_embeddings": len(weights["encoder.position_embedding.weight"]),
@@ -509,7 +468,8 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
         folder_task.write_spec(folder, own)
     trust = ""
     if "auto_map" in config:  # a separate width of query, key and value needs code
-        write_atomic(Path(folder) / "modeling_autotinybert.py", MODELING)
+        name = "modeling_autotinybert.py"
+        write_atomic(Path(folder, name), template(name))
         trust = ", trust_remote_code=True"
     command = opener(tokenizer, f"AutoModel{kind}", folder, trust)
     return f"{folder}: written; open it with {command}"

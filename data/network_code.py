@@ -13,7 +13,6 @@ from common.cli import UserError
 from common.files import save_file, write_atomic
 from data import hf_models
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
 MARK = re.compile(r"FILL_(\w+)")
 SPAN = ("start", "end")  # labels of a head for answers to questions
 AXES = {"nd": "(B, N, T, D)", "dn": "(B, N, D, T)", "nn": "(B, N, T, T)", "dd": "(B, N, D, D)"}
@@ -46,12 +45,6 @@ def replaced(text, old, new):
     return before + new + after
 
 
-def template(name):
-    """The text of a file in templates/, without the comment above its docstring."""
-    text = (TEMPLATES / name).read_text(encoding="utf-8")
-    return text[text.index('"""'):]
-
-
 def without_function(text, name):
     """The text of a template without one of its functions, which must have no empty line."""
     text, count = re.subn(rf"\n\n\ndef {name}\(.*?(?=\nFILL|\n\n)", "", text, flags=re.DOTALL)
@@ -60,7 +53,7 @@ def without_function(text, name):
     return text
 
 
-def fill(text, values):
+def fill_marks(text, values):
     """The text of a template with its marks FILL_NAME replaced by values."""
     marks = MARK.findall(text)
     if sorted(marks) != sorted(values):
@@ -177,13 +170,13 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
     helpers = [name for name in helpers if f"{name}(" in "".join(mixers)]
     kind = "words" if labels is None else "spans" if spans else "classes"
     heads = f", len(LABELS), spans={spans}" if labels else ""
-    text, values = encoding(template("network.py"), tokenizer, spans)
+    text, values = encoding(hf_models.template("network.py"), tokenizer, spans)
     for name in SETTINGS:
         values[name] = getattr(cfg, name)
     for name in ("pad", "unk", "cls", "sep", "mask"):
         values[name] = getattr(tokenizer, f"{name}_id")
     # sources and attentions: the values include the empty lines above them and their last line end
-    return fill(text, values | {
+    return fill_marks(text, values | {
         "weights": weights,
         "call": CALLS[kind],
         "vocabulary": tokenizer.file_name,
@@ -246,7 +239,7 @@ def write_hugging_face(folder, model, cfg, tokenizer, labels, length):
     weights = {f"network.{name}": value for name, value in model.state_dict().items()}
     hf_models.write_folder(folder, weights, config, tokenizer)
     write_network(folder / "network.py", model, cfg, tokenizer, labels, length)
-    write_atomic(folder / "modeling.py", template("modeling.py"))
+    write_atomic(folder / "modeling.py", hf_models.template("modeling.py"))
 
 
 def mermaid(home, arch):

@@ -16,7 +16,7 @@ from small_runs import ALONE, FakeTokenizer
 from torch.testing import assert_close
 
 import autobert_zero as abz
-from data.network_code import fill, write_network
+from data.network_code import fill_marks, write_network
 
 TINY = abz.Config(
     vocab_size=50,
@@ -458,10 +458,10 @@ def global_names(code):
 
 def test_a_template_takes_a_value_for_each_mark():
     values = {"x": "FILL_y", "y": 2}
-    assert fill("FILL_x, FILL_y", values) == "FILL_y, 2"
+    assert fill_marks("FILL_x, FILL_y", values) == "FILL_y, 2"
     for text in ("FILL_x", "FILL_x, FILL_y, FILL_x", "FILL_x, FILL_y, FILL_z"):
         with pytest.raises(ValueError, match="the marks"):
-            fill(text, values)
+            fill_marks(text, values)
 
 
 @pytest.mark.parametrize("number", range(3))

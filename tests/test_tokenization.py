@@ -13,7 +13,7 @@ from small_runs import write
 
 from common.cli import UserError
 from common.tokenization import load_tokenizer, preprocess
-from data.network_code import template
+from data.hf_models import template
 from data.text import train_sentencepiece
 
 WORDPIECES = """
