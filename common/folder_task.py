@@ -28,7 +28,7 @@ ENDINGS = (".tsv", ".csv")
 IGNORED = ("id", "idx", "index")  # columns
 LABEL = "label"
 SEPARATORS = {";": "a semicolon", "\t": "a tab", ",": "a comma", "|": "a bar"}
-SPEC = "task.json"  # next to a fine-tuned model: its glue.Task
+SPEC = "task.json"  # next to a fine-tuned model: its OwnSpec
 FIX = "a folder with a task of your own needs a train and a dev file, .tsv or .csv"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -36,8 +36,8 @@ NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnTask(glue.Task):
-    """A glue.Task. In training the labels of a regression have mean 0 and deviation 1. mean,
+class OwnSpec(glue.TaskSpec):
+    """A glue.TaskSpec. In training the labels of a regression have mean 0 and deviation 1. mean,
     deviation: of the labels in the training file."""
     mean: float = 0.0
     deviation: float = 1.0
@@ -130,7 +130,7 @@ def text_columns(path, header):
 
 
 def read_examples(path, task, labelled=True):
-    """The glue.Example list of a file, with the columns of an OwnTask. labelled: reads a column
+    """The glue.Example list of a file, with the columns of an OwnSpec. labelled: reads a column
     "label"."""
     header, lines = read_table(path)
     for name in (*task.text, *[LABEL] * labelled):
@@ -154,7 +154,7 @@ def read_examples(path, task, labelled=True):
 
 
 def read_folder(name, search=False):
-    """(OwnTask, {split: examples}) of a FolderName. A test file has labels if it has the column."""
+    """(OwnSpec, {split: examples}) of a FolderName. A test file has labels if it has the column."""
     task = infer_task(name)
     splits = {}
     for split, path in name.files(search).items():
@@ -182,7 +182,7 @@ def parse_label(cell, task, place):
 
 
 def infer_task(name):
-    """The OwnTask of a FolderName, from its training file: columns, labels and metrics."""
+    """The OwnSpec of a FolderName, from its training file: columns, labels and metrics."""
     path = name.files()["train"]
     header, lines = read_table(path)
     if header.count(LABEL) != 1:
@@ -207,8 +207,8 @@ def infer_task(name):
                       "a regression")
     # one word among numbers is a mistake, many words are classes
     if not decimal or len(numbers) < 0.9 * len(words):
-        return OwnTask(str(name), labels, text, ("accuracy", "macro_f1"))
-    task = OwnTask(str(name), (), text, ("pearson", "spearman"))
+        return OwnSpec(str(name), labels, text, ("accuracy", "macro_f1"))
+    task = OwnSpec(str(name), (), text, ("pearson", "spearman"))
     values = [parse_label(word, task, f"{path}:{number}")
               for word, (number, _) in zip(words, lines)]
     deviation = statistics.pstdev(values)
@@ -218,25 +218,25 @@ def infer_task(name):
 
 
 def write_spec(folder, task):
-    """Keep an OwnTask next to a model."""
+    """Keep an OwnSpec next to a model."""
     write_json(Path(folder) / SPEC, dataclasses.asdict(task))
 
 
 def read_spec(folder):
-    """The OwnTask that write_spec kept in a folder, or None."""
+    """The OwnSpec that write_spec kept in a folder, or None."""
     path = Path(folder) / SPEC
     if not folder or not path.is_file():
         return None
     spec = {key: tuple(value) if isinstance(value, list) else value
             for key, value in read_json(path, dict).items()}
     try:
-        return OwnTask(**spec)
+        return OwnSpec(**spec)
     except TypeError:
         raise UserError(f"{path}: not written by a fine-tuning; fine-tune again") from None
 
 
 def export_head(weights, task):
-    """(weights, OwnTask) of an exported model. The head of a regression gives values on the scale
+    """(weights, OwnSpec) of an exported model. The head of a regression gives values on the scale
     of the labels."""
     if not task or not task.regression:
         return weights, task

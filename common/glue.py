@@ -24,8 +24,8 @@ from common.files import existing, read_text, write_atomic
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """One GLUE task."""
+class TaskSpec:
+    """The labels, columns and metrics of a task, for Source.spec."""
     name: str
     labels: tuple  # names in the order of the class numbers, () for a score from 0 to 5
     text: tuple  # names of the columns of the sentences, one or two
@@ -46,16 +46,16 @@ LABELS = ("label", "Quality", "score", "is_duplicate", "gold_label")  # columns 
 PAIR = ("sentence1", "sentence2")
 ENTAILMENT = ("entailment", "not_entailment")
 TASKS = {task.name: task for task in (
-    Task("CoLA", ("0", "1"), ("sentence",), ("matthews",),
-         header=("source", "label", "mark", "sentence")),
-    Task("SST-2", ("0", "1"), ("sentence",), ("accuracy",)),
-    Task("MRPC", ("0", "1"), ("#1 String", "#2 String"), ("f1", "accuracy")),
-    Task("STS-B", (), PAIR, ("spearman", "pearson")),
-    Task("QQP", ("0", "1"), ("question1", "question2"), ("f1", "accuracy")),
-    Task("MNLI", ("contradiction", "entailment", "neutral"), PAIR, ("accuracy",)),
-    Task("QNLI", ENTAILMENT, ("question", "sentence"), ("accuracy",)),
-    Task("RTE", ENTAILMENT, PAIR, ("accuracy",)),
-    Task("WNLI", ("0", "1"), PAIR, ("accuracy",)),
+    TaskSpec("CoLA", ("0", "1"), ("sentence",), ("matthews",),
+             header=("source", "label", "mark", "sentence")),
+    TaskSpec("SST-2", ("0", "1"), ("sentence",), ("accuracy",)),
+    TaskSpec("MRPC", ("0", "1"), ("#1 String", "#2 String"), ("f1", "accuracy")),
+    TaskSpec("STS-B", (), PAIR, ("spearman", "pearson")),
+    TaskSpec("QQP", ("0", "1"), ("question1", "question2"), ("f1", "accuracy")),
+    TaskSpec("MNLI", ("contradiction", "entailment", "neutral"), PAIR, ("accuracy",)),
+    TaskSpec("QNLI", ENTAILMENT, ("question", "sentence"), ("accuracy",)),
+    TaskSpec("RTE", ENTAILMENT, PAIR, ("accuracy",)),
+    TaskSpec("WNLI", ("0", "1"), PAIR, ("accuracy",)),
 )}
 FIX = "point --glue at the folder that holds the tasks' folders"
 MNLI_FILES = {
@@ -116,16 +116,16 @@ def parse_label(task, cell, place):
     raise UserError(f"{place}: {task.name} has no label {cell!r}; it must be {choices}")
 
 
-def load(folder, task, split):
+def load(folder, name, split):
     """Read one split of a task: a list of Example.
 
-    folder: has one folder per task. task: a Task or its name. split: train, dev, test, and for MNLI
-    also dev_mismatched, test_mismatched and test_diagnostic. Skips lines of train and dev with
-    fewer columns than the header, or with text in more, and counts them in one warning. Raises
-    UserError for an unknown label.
+    folder: has one folder per task. split: train, dev, test, and for MNLI also dev_mismatched,
+    test_mismatched and test_diagnostic. Skips lines of train and dev with fewer columns than the
+    header, or with text in more, and counts them in one warning. Raises UserError for an unknown
+    label.
     """
-    task = TASKS.get(task, task)
-    path = path_of(folder, task.name, split)
+    task = TASKS[name]
+    path = path_of(folder, name, split)
     if split.startswith("test"):
         return load_unlabelled(path, task)
     lines = read_lines(path)

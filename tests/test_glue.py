@@ -30,7 +30,7 @@ def test_every_official_layout(task):
     for split in ("train", "dev", "test"):
         labelled = split != "test"
         write(glue.path_of(".", task.name, split), table(task.name, content, labelled))
-        examples = glue.load(".", task, split)
+        examples = glue.load(".", task.name, split)
         assert examples == [
             glue.Example(
                 row[:len(task.text)],
