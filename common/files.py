@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import zipfile
+from collections import namedtuple
 from pathlib import Path
 
 try:
@@ -132,18 +133,21 @@ def load_file(path, device="cpu"):
         raise UserError(f"{path}: not a readable checkpoint ({reason})") from None
 
 
+Saved = namedtuple("Saved", "path content")  # a checkpoint that was read
+
+
 def newest(path):
-    """(path, content) of a checkpoint, or of the previous one if the newest is missing or damaged.
-    (None, None) without any."""
+    """The Saved of a checkpoint, or of the previous one if the newest is missing or damaged.
+    Saved(None, None) without any."""
     paths = [each for each in (Path(path), previous(path)) if each.exists()]
     for each in paths:
         try:
-            return str(each), load_file(each)
+            return Saved(str(each), load_file(each))
         except UserError as error:
             if each == paths[-1]:
                 raise UserError(f"{error}; --restart begins its run again") from None
             print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
-    return None, None
+    return Saved(None, None)
 
 
 def fingerprints(paths, part=1 << 20):

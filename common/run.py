@@ -300,7 +300,8 @@ class Checkpoint:
 
     def restore(self):
         """Load the newest readable save into the owned objects. Returns its values."""
-        name = on_main(self.ranks, lambda: newest(self.path)[0])
+        # rank 0 reads the files to choose one, and each rank reads that one onto its device
+        name = on_main(self.ranks, lambda: newest(self.path).path)
         if not name:
             return {}
         state = load_file(name, self.ranks.device)
@@ -395,14 +396,14 @@ def read_run(path, cfg, program, actions):
                         "name another")
     if dataclasses.asdict(cfg).keys() - record["settings"].keys():
         raise UserError(f"{folder}: made by another version of this program; name another run")
-    newest_path, state = newest(folder / "checkpoint.pt")
-    if not newest_path:
+    saved = newest(folder / "checkpoint.pt")
+    if not saved.path:
         raise UserError(f"{folder}: no checkpoint.pt; for a fine-tuning name one of its models, "
                         f"{folder}/TASK; for another run, wait until it has saved")
     if not (folder / "done.json").exists():
         warnings.warn(f"{folder}: not finished; its newest checkpoint is used")
     owned = {name: model if name == "optimizer" else finite(model, folder)
-             for name, model in state["owned"].items()}
+             for name, model in saved.content["owned"].items()}
     return Run(record, owned)
 
 
