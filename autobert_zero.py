@@ -1675,8 +1675,8 @@ if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-
     from common.folder_task import export_head, read_spec
     from data.corpus import join
     from data.inputs import (
-        Data, check_tokenizer, find_inputs, open_corpus, open_tokenizer, pick,
-        print_after_training, print_near_baseline)
+        Data, check_size, find_inputs, open_corpus, open_tokenizer, pick, print_after_training,
+        print_near_baseline)
     from data.network_code import (
         SPAN, head_kind, refuse_to_overwrite, write_hugging_face, write_network)
 
@@ -2119,7 +2119,7 @@ def open_data(cfg, run, text):
             ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
             held_out=cfg.held_out, init=cfg.init, given=given)
     tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-    check_tokenizer(ranks, tokenizer, cfg.init, cfg.vocab_size if "vocab_size" in given else None)
+    check_size(tokenizer, cfg.vocab_size, given)
     on_main(ranks, tokenizer.save, run.folder)
     return Data(ranks.device, tokenizer)
 

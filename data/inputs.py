@@ -54,14 +54,16 @@ def find_inputs(ranks, action, data, models, tasks=(), languages=(), opens_token
     languages: endings of the files of parallel text. opens_tokenizer: open --tokenizer, to find
     mistakes early.
     """
-    named = {flag: value for flag, value in data.items() if value}
-    on_main(ranks, find_data, named, tasks, languages, action)  # before demo data are made
+    def find(values):
+        return on_main(ranks, find_data, values, tasks, languages, action)
+
+    given = find(data)  # before demo data are made
     filled = fill_in(data, models["init"], ranks)
-    files = on_main(ranks, lambda: {
-        **find_models(models, opens_tokenizer),
-        **find_own_tasks(tasks, action),
-        **find_data(data | filled, tasks, languages, action)})
-    return Inputs(filled, files)
+    return Inputs(filled, {
+        **on_main(ranks, find_models, models, opens_tokenizer),
+        **on_main(ranks, find_own_tasks, tasks, action),
+        **given,
+        **find(filled)})
 
 
 def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init, given):
@@ -70,19 +72,18 @@ def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init,
     tokenizer, train, dev = open_text(ranks, folder, corpus, tokenizer, vocab_size, held_out)
     summary = train.summary(len(dev.ids), hint=not is_demo(corpus))
     print0(ranks, f"{' '.join(corpus)}: {summary}")
-    check_tokenizer(ranks, tokenizer, init, vocab_size if "vocab_size" in given else None)
+    check_size(tokenizer, vocab_size, given)
+    if init:
+        on_main(ranks, check_vocabulary, Path(init), tokenizer)
     on_main(ranks, tokenizer.save, folder)
     return Data(ranks.device, tokenizer, train, dev)
 
 
-def check_tokenizer(ranks, tokenizer, init, vocab_size):
-    """UserError if a vocabulary is not --init's, or its size is not vocab_size (None: any size)."""
-    size = tokenizer.vocab_size
-    if vocab_size not in (None, size):
-        raise UserError(f"--vocab_size {vocab_size}: {tokenizer.path} has {size} tokens; "
-                        "leave it out")
-    if init:
-        on_main(ranks, check_vocabulary, Path(init), tokenizer)
+def check_size(tokenizer, vocab_size, given):
+    """UserError if --vocab_size is given, and a vocabulary has another size."""
+    if "vocab_size" in given and vocab_size != tokenizer.vocab_size:
+        raise UserError(f"--vocab_size {vocab_size}: {tokenizer.path} has {tokenizer.vocab_size} "
+                        "tokens; leave it out")
 
 
 # --- files ---------------------------------------------------------------------------------------
