@@ -96,7 +96,6 @@ class Config:
     warmup: float = 0.025  # fraction of the steps: 3,125 of 125,000 (official code) [0, 1)
     weight_decay: float = 0.01  # not for biases and LayerNorms (official code). Also in --finetune
     save_every: int = 1000  # steps between checkpoints and evaluations [>= 1]
-    save_minutes: float = 0  # minutes between additional checkpoints (0: none)
     dev_examples: int = 1024  # held-out sequences of an evaluation, rounded up to 64s [>= 1]
     # fine-tuning, by default as in the recipe
     recipe: Literal["table14", "v2", "demo"] = "table14"  # default: as --init's model
@@ -476,18 +475,18 @@ class AnswerModel(nn.Module):
         return starts.flatten(1), ends.flatten(1), scores.flatten(1), null
 
 
-def count(module):
+def count_parameters(module):
     """Parameters of a module, counting shared ones once."""
     return sum(value.numel() for value in module.parameters())
 
 
-def parts(cfg):
+def count_parts(cfg):
     """{part: parameters} of the pre-training model."""
     with torch.device("meta"):
         model = LanguageModel(cfg)
     modules = {**dict(model.encoder.named_children()), **dict(model.named_children())}
     del modules["encoder"]
-    return {name: count(module) for name, module in modules.items()}
+    return {name: count_parameters(module) for name, module in modules.items()}
 
 
 def flops(cfg):
@@ -827,7 +826,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
     processes are both losses, the fraction of sequences with an order and the gradient norm."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
-    losses = torch.zeros(2, device=ranks.device)
+    losses = torch.zeros_like(totals)
     for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         seed_everything(cfg.seed, "pretrain", step, micro)  # dropout
         with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
@@ -869,7 +868,7 @@ def train_language_model(model, data, cfg, run):
         run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
     begin = checkpoint.restore().get("step", 0)
     network = prepare_model(model, ranks, cfg.compile)
-    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
     bar = progress(ranks, cfg.steps, "pretrain", begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
@@ -984,7 +983,7 @@ def pretrain_language_model(source, data, cfg, run):
     start = "from scratch"
     if source:
         start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
-    print0(run.ranks, f"{start}; {count(model):,} parameters, {cfg.steps} steps")
+    print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks)
@@ -1024,11 +1023,8 @@ HEADS = ("head", "span", "answer")
 
 def load_pretrained(cfg, command):
     """The model of --init as Pretrained: a run folder, a task's folder in one, or a Hugging Face
-    folder. None without --init. UserError if the action needs one."""
+    folder. None without --init."""
     if not cfg.init:
-        if command.action in ("predict", "export") or (
-                command.action == "finetune" and not cfg.ensemble):
-            raise UserError(f"--{command.action} needs --init, a model")
         return None
     config = read_json(Path(cfg.init) / "config.json", dict, "name a run or a Hugging Face folder")
     if "program" in config:  # a run of ours
@@ -1348,7 +1344,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
 def describe(cfg, command):
     """The model and the cost of its training as JSON."""
     cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
-    by_part = parts(cfg)
+    by_part = count_parts(cfg)
     total = sum(by_part.values())
     forward = flops(cfg)
     activations = cfg.layers * [layer_activations(cfg.length, cfg.hidden, cfg.ffn)]
@@ -1378,9 +1374,16 @@ ACTIONS = {
 }
 
 
+def check(cfg, command):
+    """UserError if --init is missing."""
+    reads_weights = command.action in ("predict", "export") or (
+        command.action == "finetune" and not cfg.ensemble)
+    if reads_weights and not cfg.init:
+        raise UserError(f"--{command.action} needs --init, a model")
+
+
 def main(argv=None):
-    """Run one action."""
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, unread=UNREAD, argv=argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, argv)
 
 
 if __name__ == "__main__":

@@ -60,8 +60,12 @@ class Config:
     seed: int = 0  # random seed [0, 4294967295]
     device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
+    compile: bool = False  # torch.compile, in pre-training
+    accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
+    recompute: bool = False  # activation recomputation: half the memory, a third more time
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
+    init: str = ""  # run folder to start from: a search's super-net, a pre-training, RUN/TASK
     # data
     corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text
     glue: str = ""  # folder of the GLUE tasks, official layout. Default: demo tasks
@@ -90,17 +94,11 @@ class Config:
     warmup: float = 0.02  # fraction of the steps, App. D.1 [0, 1]
     short: float = 0.0  # fraction of the steps, at the start, with length / 4 (D39) [0, 1]
     weight_decay: float = 0.01  # of AdamW. BERT's in pre-training, App. D.1's in fine-tuning
-    accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
-    compile: bool = False  # torch.compile, in pre-training
-    recompute: bool = False  # activation checkpointing: half the memory, a third more time
-    init: str = ""  # run folder to start from: a search's super-net, a pre-training, RUN/TASK
     save_every: int = 1000  # steps between checkpoints and, in --pretrain, evaluations [>= 1]
-    save_minutes: float = 0  # minutes between additional checkpoints (0: none)
     # fine-tuning, by default as in recipes()
     finetune_lr: float | None = None  # peak learning rate [> 0]
     finetune_batch: int | None = None  # examples per step [>= 1]
     finetune_epochs: int | None = None  # passes over the examples [>= 1]
-    finetune_warmup: float | None = None  # fraction of the steps [0, 1]
     finetune_length: int | None = None  # tokens in an input. Default: --length, SQuAD 384 [8, 512]
     eval_every: int = 100  # steps between evaluations on dev, App. D.2. 0: up to 20 in all
     runs: int = 1  # seeds of each fine-tuning. The median is reported [>= 1]
@@ -134,7 +132,6 @@ PRESETS = {
         finetune_lr=1e-3,
         finetune_batch=16,
         finetune_epochs=2,
-        finetune_warmup=0.1,
         search=dict(
             # with two layers a single short training ranks networks on the demo's MNLI (ICC 0.93)
             layers=2,
@@ -1257,7 +1254,7 @@ def train_candidate(model, optimizer, data, cfg, checkpoint, number):
     alone = checkpoint.ranks
     begin = checkpoint.restore().get("step", 0)
     network = prepare_model(model, alone, cfg.compile)
-    pace = Pace(alone, cfg.save_minutes, cfg.steps, cfg.save_every)
+    pace = Pace(alone, cfg.steps, cfg.save_every)
     means = Means(alone)
     made = prefetch(training_batches(data, cfg, alone, begin, number), data.device)
     model.train()
@@ -1685,7 +1682,7 @@ UNREAD = {"finetune": {  # flags that the action does not read: the flags to use
     "steps": "finetune_epochs",
     "batch": "finetune_batch",
     "lr": "finetune_lr",
-    "warmup": "finetune_warmup",
+    "warmup": "",
 }}
 WRITES = ("round-*", "warm-start", "finalists")  # names in the run folder of a search
 NINE = "mean of App. C's nine numbers"
@@ -1719,11 +1716,11 @@ def make_optimizer(model, weight_decay):
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
-def language_batch(segments, tokenizer, cfg, number, device):
+def language_batch(segments, tokenizer, cfg, seed_number, device):
     """data.corpus.Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,)
     unless there is no padding, masked_positions and labels (M,), next_labels (B,). Label -100:
-    nothing to predict. number: seeds the masks."""
-    generator = generator_of(cfg.seed, "mask", number)
+    nothing to predict. seed_number: unique among training batches."""
+    generator = generator_of(cfg.seed, "mask", seed_number)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
         segments.segment_a, segments.length_a, second, second_length, tokenizer, empty_b=True)
@@ -1769,22 +1766,19 @@ def training_batches(data, cfg, ranks, begin, number=0):
         # that few are padded. The paper does not say how a batch is divided
         lengths = segments.length_a + segments.length_b
         size = times * cfg.batch // cfg.accumulate
-        examples = lengths.argsort(stable=True).split(size)
+        micro_batches = lengths.argsort(stable=True).split(size)
         batches = []
-        for micro_batch in micro_batch_numbers(ranks, cfg.accumulate):
+        for micro in micro_batch_numbers(ranks, cfg.accumulate):
+            examples = segments[micro_batches[micro].sort().values]
+            seed_number = first + micro * size
             batches.append(language_batch(
-                segments[examples[micro_batch].sort().values],
-                data.tokenizer,
-                step_cfg,
-                first + micro_batch * size,
-                ranks.device,
-            ))
+                examples, data.tokenizer, step_cfg, seed_number, ranks.device))
         yield batches
 
 
 def count_labels(batch):
-    """The numbers of masked tokens and of sequences with a next-sentence label (2,), which divide
-    the two losses."""
+    """The divisors of the two losses (2,): masked tokens, and sequences with a next-sentence
+    label."""
     return torch.stack([(batch[name] != -100).sum() for name in ("labels", "next_labels")])
 
 
@@ -1802,12 +1796,12 @@ def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
     gradient norm. Their means over the processes are those of the whole batch. number: the round of
     a search."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
-    totals = totals.clamp(min=1) / ranks.size  # since gradients are averaged over the processes
-    losses = torch.zeros(2, device=ranks.device)
+    totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
+    losses = torch.zeros_like(totals)
     first = number * cfg.steps * cfg.batch
-    for micro_batch, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
-        seed_everything(cfg.seed, "language model", first, step, micro_batch)  # dropout
-        with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange per step
+    for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
+        seed_everything(cfg.seed, "language model", first, step, micro)  # dropout
+        with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
             loss = summed_losses(network, batch, cfg) / totals
             loss.sum().backward()
         losses += loss.detach()
@@ -1826,7 +1820,7 @@ def train_language_model(model, data, cfg, run):
         run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
     begin = checkpoint.restore().get("step", 0)
     network = prepare_model(model, ranks, cfg.compile)
-    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
     bar = progress(ranks, cfg.steps, "pretrain", begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
@@ -2035,7 +2029,8 @@ def extend_positions(model, trained, length):
 def recipes(cfg):
     """{task: how it is fine-tuned} (App. D.1, D.2). GLUE inputs are as long as in pre-training. The
     paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
-    paper = {"lr": 2e-5, "epochs": 3, "warmup": 0.01, "batch": 32}
+    warmup = 0.1 if cfg.preset == "demo" else 0.01
+    paper = {"lr": 2e-5, "epochs": 3, "warmup": warmup, "batch": 32}
     table = {name: Recipe(length=cfg.length, main=task.metrics[0], **paper)
              for name, task in glue.TASKS.items()}
     if cfg.preset == "small":  # Sec. 4.2, footnote 2
@@ -2128,7 +2123,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
     """The results of all runs of the tasks."""
     jobs = {f"{name}-{number}": name for name in names for number in range(cfg.runs)}
 
-    @functools.cache
+    @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
     def task(name):
         return open_task(name, cfg, tokenizer, recipes(cfg))
 

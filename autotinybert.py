@@ -90,7 +90,6 @@ class Config:
     weight_decay: float = 0.01  # of AdamW, BERT's, except for biases and LayerNorms
     eval_every: int = 32000  # steps between evaluations on held-out text [>= 1]
     save_every: int = 1000  # steps between checkpoints [>= 1]
-    save_minutes: float = 0  # minutes between additional checkpoints (0: none)
     # fine-tuning. Default: Table D.1
     finetune_epochs: int | None = None  # passes over the task [>= 1]
     finetune_batch: int | None = None  # examples per step [>= 1]
@@ -499,7 +498,7 @@ class TaskModel(nn.Module):
         return F.cross_entropy(logits, batch["labels"])
 
 
-def parameters(arch, vocab_size):
+def count_parts(arch, vocab_size):
     """{part: parameters} of an encoder."""
     with torch.device("meta"):
         encoder = Encoder(arch, vocab_size)
@@ -689,7 +688,7 @@ def mutate(arch, space, rng):
     return make_arch(**genes)
 
 
-def fast_candidates(space, predict, limit):
+def fast_candidates(space, predict_ms, limit):
     """Sec. 4.4: one architecture per depth, by the rule 1.6 d^m <= d^f <= 1.9 d^m and 0.7 d^m <=
     d^q|k|v <= d^m."""
     # D11: "fast" takes, at each depth, the architecture predicted slowest within 95% of the limit.
@@ -700,7 +699,7 @@ def fast_candidates(space, predict, limit):
                  for hidden in space["hidden"]
                  for heads, qkv in space["attention"] if 0.7 * hidden <= qkv <= hidden
                  for ffn in space["ffn"] if 1.6 * hidden <= ffn <= 1.9 * hidden]
-        times = predict(archs) if archs else []
+        times = predict_ms(archs) if archs else []
         within = [(ms, index) for index, ms in enumerate(times) if ms <= 0.95 * limit]
         if within:
             candidates.append(archs[max(within)[1]])
@@ -716,14 +715,14 @@ def roulette(lines, rng):
     return rng.choices(lines, [score - worst + offset for score in scores])[0]
 
 
-def sample_within(space, rng, predict, limit):
+def sample_within(space, rng, predict_ms, limit):
     """A random architecture, predicted within the limit if any of DRAWS is."""
     archs = [sample_arch(space, rng) for _ in range(DRAWS)]
-    within = [arch for arch, ms in zip(archs, predict(archs)) if ms <= limit]
+    within = [arch for arch, ms in zip(archs, predict_ms(archs)) if ms <= limit]
     return (within or archs)[-1]
 
 
-def propose(history, number, cfg, predict, limit):
+def propose(history, number, cfg, predict_ms, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
     history: dicts of "id", "round", "arch" (text), "score" and "diverged".
@@ -733,7 +732,7 @@ def propose(history, number, cfg, predict, limit):
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
-        return [(None, arch) for arch in fast_candidates(space, predict, limit)]
+        return [(None, arch) for arch in fast_candidates(space, predict_ms, limit)]
     parents = []
     if cfg.strategy == "evolution":  # Alg. 2, line 2: the first generation has no parents
         parents = [line for line in history
@@ -747,9 +746,9 @@ def propose(history, number, cfg, predict, limit):
             if rng.random() < MUTATION:  # Alg. 2, line 7
                 drawn.append((parent["id"], mutate(parse_arch(parent["arch"]), space, rng)))
         if not parents or rng.random() < EXPLORATION:  # Alg. 2, line 8
-            drawn.append((None, sample_within(space, rng, predict, limit)))
+            drawn.append((None, sample_within(space, rng, predict_ms, limit)))
         for parent_id, arch in drawn:  # Alg. 2, line 9
-            if str(arch) not in seen and predict([arch])[0] <= limit:
+            if str(arch) not in seen and predict_ms([arch])[0] <= limit:
                 seen.add(str(arch))
                 proposals.append((parent_id, arch))
         if len(proposals) >= cfg.population:  # Alg. 2, line 5
@@ -925,25 +924,25 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
     """One step of Alg. 1 on this process's micro-batches. Returns {name: tensor ()}. Their means
     over the processes are the loss and the gradient norm."""
     trained = [value for group in optimizer.param_groups for value in group["params"]]
-    totals = total_over(ranks, sum(map(count_labels, batches)))  # of all processes
-    totals = totals.clamp(min=1) / ranks.size  # since gradients are averaged over the processes
-    total_loss = 0.0
+    totals = total_over(ranks, sum(map(count_labels, batches)))  # (1,) or (2,) of all processes
+    totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
+    losses = torch.zeros_like(totals)
     optimizer.zero_grad()  # Alg. 1, line 5
     for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):  # lines 3, 4, 8
         batch = add_targets(batch, teacher, cfg)
         archs = draw_archs(cfg, step, micro)  # Alg. 1, line 7
         for sample, arch in enumerate(archs):  # Alg. 1, line 6
             seed_everything(cfg.seed, cfg.arch or "superplm", step, micro, sample)  # dropout
-            loss = (summed_losses(network, batch, cfg, arch) / totals).sum() / len(archs)
-            loss.backward()  # Alg. 1, line 9
-            total_loss += loss.detach()
+            loss = summed_losses(network, batch, cfg, arch) / totals / len(archs)
+            loss.sum().backward()  # Alg. 1, line 9
+            losses += loss.detach()
     for value in trained:
         if value.grad is None:  # no sub-model of this process uses it
             value.grad = torch.zeros_like(value)
     average_gradients(trained, ranks)
     norm = nn.utils.clip_grad_norm_(trained, CLIP)
     optimizer.step()  # Alg. 1, line 11
-    return {"loss": total_loss, "norm": norm}
+    return {"loss": losses.sum(), "norm": norm}
 
 
 @torch.no_grad()
@@ -1000,7 +999,7 @@ def train_language_model(model, data, cfg, run, folder):
     begin = checkpoint.restore().get("step", 0)
     parameters = sum(value.numel() for value in model.parameters())
     print0(ranks, f"{folder.name}: {parameters:,} parameters, {cfg.steps} steps")
-    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
     bar = progress(ranks, cfg.steps, folder.name, begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
@@ -1357,8 +1356,8 @@ def finetune(cfg, command):
         text = "MLM-saved" in names
         inputs = find_data(cfg, command, ranks, names, text)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST, *names))
+        cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            cfg = dataclasses.replace(cfg, **inputs.flags)
             data = open_data(cfg, run, names, text)
             cfg = resolve_data(cfg, data)
             run.save_settings(cfg)
@@ -1411,8 +1410,8 @@ def judge(model, data, cfg):
     return {"score": statistics.fmean(scores.values()), "scores": scores, "diverged": False}
 
 
-# predict([Arch]) -> [milliseconds]. reference and limit are in milliseconds
-Latency = namedtuple("Latency", "predict reference limit")
+# predict_ms([Arch]) -> [milliseconds]. reference and limit are in milliseconds
+Latency = namedtuple("Latency", "predict_ms reference limit")
 # settings that a latency depends on, besides the processor and the architecture
 MACHINE = ("latency_device", "latency_threads", "latency_batch", "latency_length", "reference")
 # the settings that latency.json depends on
@@ -1467,12 +1466,12 @@ def fit_predictor(archs, milliseconds, cfg):
     """(Predictor, its mean relative error). The last fifth of the architectures measures the
     error."""
     unseen = math.ceil(len(archs) / 5)
-    predict = Predictor(cfg.latency_length).fit(
+    predict_ms = Predictor(cfg.latency_length).fit(
         archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
-    guesses = predict(archs[-unseen:])
+    guesses = predict_ms(archs[-unseen:])
     error = statistics.fmean(
         abs(guess / ms - 1) for guess, ms in zip(guesses, milliseconds[-unseen:]))
-    return predict, error
+    return predict_ms, error
 
 
 def limit_flag(cfg):
@@ -1491,14 +1490,14 @@ def learn_latency(cfg, run):
     archs = list(map(parse_arch, times))
     ratios = list(map(ratios_of, times.values()))
     milliseconds = [reference * statistics.median(each) for each in ratios]
-    predict, error = fit_predictor(archs, milliseconds, cfg)
+    predict_ms, error = fit_predictor(archs, milliseconds, cfg)
     spread = statistics.median(max(each) / min(each) - 1 for each in ratios)
     print0(run.ranks, f"{len(times)} latencies: the rounds of one differ by {spread:.1%} (median); "
                       f"the predictor's mean error is {error:.1%}")
     if error > DOUBTFUL:
         print0(run.ranks, f"warning: the predictor is wrong by {error:.0%}, so that the search may "
                           "miss the best shapes; raise --latency_archs or --latency_rounds")
-    latency = Latency(predict, reference, cfg.latency_limit or reference / cfg.speedup)
+    latency = Latency(predict_ms, reference, cfg.latency_limit or reference / cfg.speedup)
     check_limit(latency, cfg, run)
     return latency
 
@@ -1506,16 +1505,16 @@ def learn_latency(cfg, run):
 def check_limit(latency, cfg, run):
     """Print the limit and the range of latencies. Raises UserError, which names a limit that works,
     if the strategy finds nothing within the limit."""
-    predict, reference, limit = latency
+    predict_ms, reference, limit = latency
     smallest = smallest_arch(search_space(cfg))
-    fastest, slowest = predict([smallest, parse_arch(cfg.largest)])
+    fastest, slowest = predict_ms([smallest, parse_arch(cfg.largest)])
     print0(run.ranks, f"the fastest shape, {smallest}, takes {fastest:.4g} ms, the slowest, "
                       f"{cfg.largest}, {slowest:.4g} ms; the reference {cfg.reference} takes "
                       f"{reference:.4g} ms")
     flag = limit_flag(cfg)
     print0(run.ranks, f"the limit of {flag} is {limit:.4g} ms")
     works = limit
-    while not propose([], 0, cfg, predict, works):
+    while not propose([], 0, cfg, predict_ms, works):
         works = float(f"{1.05 * max(works, fastest):.3g}")
     if works > limit:
         raise UserError(f"{flag}: --strategy {cfg.strategy} finds nothing that is that fast; the "
@@ -1532,13 +1531,13 @@ def evolve(superplm, latency, data, cfg, run):
         return judge(extract(superplm, parse_arch(arch), cfg.variant), data, cfg)
 
     for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
-        proposals = propose(history, number, cfg, latency.predict, latency.limit)
+        proposals = propose(history, number, cfg, latency.predict_ms, latency.limit)
         names = [str(arch) for _, arch in proposals]
         results = share_out(run.ranks, names, run.folder / "candidates",
                             f"generation {number + 1}", work)  # Alg. 2, line 11
         for (parent, arch), result in zip(proposals, results):
             history.append({"id": len(history), "round": number, "parent": parent,
-                            "arch": str(arch), "predicted_ms": round(latency.predict([arch])[0], 6),
+                            "arch": str(arch), "predicted_ms": round(latency.predict_ms([arch])[0], 6),
                             **result})
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl", jsonl(history))
         best = max(history, key=score_of)
@@ -1577,7 +1576,7 @@ def within_limit(archs, timed, limit, count):
     return lines
 
 
-def berts_rule(cfg, predict, limit):
+def berts_rule(cfg, predict_ms, limit):
     """BERT's rule, d^f = 4 d^m and d^q|k|v = d^m: its architectures within the SuperPLM that are
     predicted within the limit, the slowest first."""
     space = search_space(cfg)
@@ -1585,7 +1584,7 @@ def berts_rule(cfg, predict, limit):
     archs = [Arch(layers, qkv, 4 * qkv, heads, qkv)
              for layers in space["layers"] for heads, qkv in space["attention"]]
     archs = [arch for arch in archs if not why_outside(arch, top, cfg.variant)]
-    times = dict(zip(archs, predict(archs))) if archs else {}
+    times = dict(zip(archs, predict_ms(archs))) if archs else {}
     return sorted((arch for arch in archs if times[arch] <= limit), key=times.get, reverse=True)
 
 
@@ -1611,7 +1610,7 @@ def confirm(history, latency, cfg, run):
                         f"takes {fastest:.4g} ms; the same command measures again, and with --init "
                         f"{cfg.init or cfg.out}, a new --out and a larger limit the latencies and "
                         "the SuperPLM are used again")
-    rule = map(str, berts_rule(cfg, latency.predict, latency.limit))
+    rule = map(str, berts_rule(cfg, latency.predict_ms, latency.limit))
     drawn = [line["arch"] for line in ranked if line["round"] == 0 and cfg.strategy != "fast"]
     finalists = {
         "searched": searched,
@@ -1656,7 +1655,7 @@ def choose_best(finalists, results, data, cfg):
     for kind, lines in finalists.items():
         if lines:
             best = max(lines, key=lambda line: results[line["arch"]]["score"])
-            count = sum(parameters(parse_arch(best["arch"]), cfg.vocab_size).values())
+            count = sum(count_parts(parse_arch(best["arch"]), cfg.vocab_size).values())
             table[kind] = {**best, **results[best["arch"]], "parameters": count}
     best = table["searched"]
     if best["diverged"]:
@@ -1777,8 +1776,8 @@ def further_train(cfg, command):
         cfg = resolve(cfg, command, ranks, source)
         inputs = find_data(cfg, command, ranks, [], text=True)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES)
+        cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            cfg = dataclasses.replace(cfg, **inputs.flags)
             data = open_data(cfg, run, [], text=True)
             cfg = resolve_data(cfg, data)
             run.save_settings(cfg)
@@ -1825,7 +1824,7 @@ def describe(cfg, command):
     """Print one JSON object on --arch or the SuperPLM (of --init) and its training."""
     cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
     arch = parse_arch(cfg.arch or cfg.largest)
-    parts = parameters(arch, cfg.vocab_size)
+    parts = count_parts(arch, cfg.vocab_size)
     count = sum(parts.values())
     steps = (cfg.further_steps if cfg.arch else cfg.steps) or 1000  # 0: the corpus decides
     activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]

@@ -109,7 +109,6 @@ class Config:
     # The paper names no clipping. Usual norms, 0.5 to 8 in the demos, are below the limit.
     clip: float = 10.0  # largest gradient norm of a step (0: no limit)
     save_every: int = 1000  # steps between checkpoints [>= 1]
-    save_minutes: float = 0  # minutes between additional checkpoints (0: none)
     # D20*: crop, flip, rotation, shear, a weaker shift and erasing. The released code's RandAugment
     # has more operations, some of colours. The paper mentions no augmentation.
     augment: tuple[float, float, float] = (0.08, 0.9, 0.25)  # crop, strength of the others, erasing
@@ -166,7 +165,7 @@ SPACE = (  # flags of the search space, for --search and --describe only
 MODELS = ("init", "tokenizer")  # flags that name files besides the data
 TRAINING = (  # flags of a training
     "compile", "accumulate", "train_examples", "held_out", "dropout", "steps", "batch", "lr",
-    "lr_start", "warmup", "weight_decay", "clip", "save_every", "save_minutes", "augment")
+    "lr_start", "warmup", "weight_decay", "clip", "save_every", "augment")
 SEARCHING = (  # flags of a search alone
     "samples", "latency_limit", "keep", "generations", "population", "finalists")
 TIMING = ("cost", "latency_runs")  # flags of a latency
@@ -1117,7 +1116,7 @@ def blank_example(cfg):
     return Example(batch, T, T, T * cfg.vocab_size)
 
 
-def count_parameters(arch, cfg):
+def count_parts(arch, cfg):
     """{part: parameters} of the network alone, a Counter."""
     with torch.device("meta"):
         model = make_model(arch, cfg)
@@ -1476,7 +1475,7 @@ def measure(archs, supernet, data, cfg, ranks, limit):
     fast = [arch for arch in archs if latencies[arch] <= limit]
     own = fast[ranks.rank::ranks.size]
     losses = collections.ChainMap(
-        *gather(ranks, {arch: held_out_loss(supernet, data, cfg, arch) for arch in own}))
+        *gather(ranks, {arch: evaluate_network(supernet, data, cfg, arch)["loss"] for arch in own}))
     seconds = (time.perf_counter() - began) / len(archs)
     return [{
         "arch": arch_text(arch),
@@ -1565,7 +1564,7 @@ def winner(history, limit):
 
 def find_architecture(supernet, space, data, cfg, run):
     """Sec. 3.2.2, except for the training from scratch. Returns the content of best.json."""
-    train_supernet(supernet, space, data, cfg, run)
+    train_supernet(supernet, data, cfg, run)
     supernet.eval()
     samples = measure_archs(draw_samples(space, cfg), "sample", supernet, data, cfg, run)
     ranked, learned = on_main(run.ranks, rank_and_evolve, space, samples, cfg)
@@ -1599,8 +1598,8 @@ def search(cfg, command):
         inputs = find_data(cfg, command, ranks)
         run = RunFolder(
             cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
+        cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            cfg = dataclasses.replace(cfg, **inputs.flags)
             data = open_training_data(cfg, ranks, run.folder)
             cfg = dataclasses.replace(cfg, **data.settings)
             run.save_settings(cfg)
@@ -1637,7 +1636,7 @@ def print_summary(run, cfg):
 
 
 def count_labels(batch):
-    """The number of labels that are not -100, (1,)."""
+    """The divisor of the loss (1,): labels that are not -100."""
     return (batch["labels"] != -100).sum()[None]
 
 
@@ -1688,18 +1687,18 @@ def learning_rate(step, cfg):
     return cfg.lr_start + (cfg.lr - cfg.lr_start) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def make_optimizer(model, cfg):
+def make_optimizer(model, weight_decay):
     """AdamW. Sec. 6's "adam" is fairseq's, which also decays all parameters, biases and norms
     included."""
     return torch.optim.AdamW(
-        model.parameters(), betas=(0.9, 0.998), weight_decay=cfg.weight_decay, fused=True)
+        model.parameters(), betas=(0.9, 0.998), weight_decay=weight_decay, fused=True)
 
 
 def training_batches(data, cfg, ranks, begin):
     """Yield this process's list of micro-batches for each step from `begin`."""
     for step in range(begin, cfg.steps):
-        yield [data.batch(step * cfg.accumulate + number)
-               for number in micro_batch_numbers(ranks, cfg.accumulate)]
+        yield [data.batch(step * cfg.accumulate + micro)
+               for micro in micro_batch_numbers(ranks, cfg.accumulate)]
 
 
 def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
@@ -1707,11 +1706,10 @@ def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
     {name: tensor ()}. Their means over the processes are the loss and the gradient norm."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (1,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
-    losses = torch.zeros(1, device=ranks.device)
+    losses = torch.zeros_like(totals)
     for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         seed_everything(cfg.seed, "train", step, micro)  # dropout
-        last = batch is batches[-1]
-        with no_sync_until(network, ranks, last):
+        with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
             loss = summed_losses(network, batch, cfg, arch) / totals
             loss.sum().backward()
         losses += loss.detach()
@@ -1724,28 +1722,31 @@ def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
 
 
 @torch.no_grad()
-def held_out_loss(model, data, cfg, arch=None):
-    """The held-out cross-entropy, or WORST if it is NaN or infinite."""
+def evaluate_network(model, data, cfg, arch=None):
+    """{"loss"}: the held-out cross-entropy, or WORST if it is NaN or infinite. Processes exchange
+    nothing, since they may be evaluating different sub-nets."""
     # D5*: only --evaluate reads test examples. The released search reads CIFAR-10's.
-    total = 0.0
-    count = 0
+    model.eval()
+    losses = 0
+    labels = 0
     for batch in data.held_batches():
-        total += summed_losses(model, batch, cfg, arch, smoothing=0.0)
-        count += count_labels(batch)
-    loss = (total / count).item()
-    return loss if math.isfinite(loss) else WORST
+        losses += summed_losses(model, batch, cfg, arch, smoothing=0.0)
+        labels += count_labels(batch)
+    loss = (losses / labels).item()
+    return {"loss": loss if math.isfinite(loss) else WORST}
 
 
-def train_supernet(model, space, data, cfg, run):
+def train_supernet(model, data, cfg, run):
     """Train a super-net, one random sub-net per step. At the end checkpoint.pt has only the model.
     The host waits for a GPU only to log and save."""
     ranks = run.ranks
+    space = space_of(cfg)
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
     if checkpoint.restore().get("trained"):  # only the model, without an optimizer
         return
-    optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
+    optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg.weight_decay)
     begin = checkpoint.restore().get("step", 0)
-    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
     bar = progress(ranks, cfg.steps, "super-net", begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
@@ -1783,11 +1784,11 @@ def train_network(model, data, cfg, run):
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
     if checkpoint.restore().get("trained"):  # only the model, without an optimizer
         return
-    optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg)
+    optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg.weight_decay)
     average = checkpoint.owned["average"] = AveragedModel(model)
     begin = checkpoint.restore().get("step", 0)
     network = prepare_model(model, ranks, cfg.compile)
-    pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+    pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
     bar = progress(ranks, cfg.steps, "train", begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
@@ -1803,7 +1804,7 @@ def train_network(model, data, cfg, run):
         stop, save, log = pace(done)
         dev = {}
         if pace.planned(done) and ranks.main and data.num_held_out:
-            dev = {"loss": held_out_loss(model.eval(), data, cfg)}
+            dev = evaluate_network(model, data, cfg)
         if log:
             values = means.take(done, f"{data.unit}_per_second")
             run.log("train", done, lr=rate, dev=dev, **values)
@@ -1839,9 +1840,6 @@ def load_pretrained(cfg, command):
     """The model of --init as Pretrained: the network of --train, or the super-net of --search with
     the architecture that it found. None without --init."""
     if not cfg.init:
-        if command.action in ("evaluate", "predict"):
-            raise UserError(f"--{command.action}: --init is missing; give a run folder of --train "
-                            "or --search")
         return None
     record, owned = read_run(cfg.init, cfg, command.program, ("search", "train"))
     arch = record["settings"]["arch"]
@@ -1991,7 +1989,7 @@ def start_model(model, arch, data, cfg, ranks, space=None):
 def print_published(name, cfg, ranks):
     """Print a note if --arch is a network of the paper and the preset suits smaller ones."""
     if cfg.preset != "base" and name.partition("-")[0] in PUBLISHED[cfg.task]:
-        parameters = sum(count_parameters(parse_arch(name, cfg), cfg).values())
+        parameters = sum(count_parts(parse_arch(name, cfg), cfg).values())
         print0(ranks, f"--arch {name}: the paper's network, {parameters:,} parameters, slow on a "
                       f"CPU; --preset base has its settings, --search with --preset {cfg.preset} "
                       "finds a small one")
@@ -2009,15 +2007,15 @@ def train(cfg, command):
         inputs = find_data(cfg, command, ranks)
         run = RunFolder(
             cfg, command, ranks, reads=inputs.files, compared=COMPARED, writes=WRITES)
+        cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            cfg = dataclasses.replace(cfg, **inputs.flags)
             data = open_training_data(cfg, ranks, run.folder)
             cfg = dataclasses.replace(cfg, **data.settings)
             run.save_settings(cfg)
             model = start_model(model, arch, data, cfg, ranks)
             train_network(model, data, cfg, run)
-            loss = held_out_loss(model.eval(), data, cfg) if data.num_held_out else None
-            run.finish({"arch": cfg.arch, "held_out_loss": loss})
+            dev = evaluate_network(model, data, cfg) if data.num_held_out else {"loss": None}
+            run.finish({"arch": cfg.arch, "held_out_loss": dev["loss"]})
         loss = run.finished().get("held_out_loss")
         no_loss = "no held-out examples (--held_out)"
         print0(ranks, no_loss if loss is None else f"held-out loss {loss:.4f}")
@@ -2147,7 +2145,7 @@ def describe(cfg, command):
     has Table 5's networks as the paper counts them, without the products of linear attention.)"""
     cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
     arch = parse_arch(cfg.arch, cfg)
-    parts = count_parameters(arch, cfg)
+    parts = count_parts(arch, cfg)
     total = sum(parts.values())
     flops = model_flops(arch, cfg)
     example = blank_example(cfg)
@@ -2213,6 +2211,9 @@ def check(cfg, command):
     for name, reason in refused(cfg, command).items():
         if name in command.given:
             raise UserError(f"--{name}: {reason}")
+    if command.action in ("evaluate", "predict") and not cfg.init:
+        raise UserError(f"--{command.action}: --init is missing; give a run folder of --train or "
+                        "--search")
     if cfg.task == "cifar10" and not (cfg.images and "image" not in command.given):
         check_patches(cfg.image, cfg.patch)
 

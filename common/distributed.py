@@ -5,12 +5,12 @@ gradients, batches, random numbers, estimates of cost, SIGTERM, and when to log 
         run = RunFolder(cfg, command, ranks)              # common/run.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         begin = checkpoint.restore().get("step", 0)
-        pace = Pace(ranks, cfg.save_minutes, cfg.steps, cfg.save_every)
+        pace = Pace(ranks, cfg.steps, cfg.save_every)
         means = Means(ranks)
         for step in range(begin, cfg.steps):
             seed_everything(cfg.seed, "pretrain", step)   # no generator has to be saved
             means.add(train_step(...), tokens)
-            stop, save, log = pace(step + 1)              # SIGTERM, --save_minutes, a minute
+            stop, save, log = pace(step + 1)              # SIGTERM, the clock
 
 Random numbers depend only on (seed, phase, step, micro-batch), not on earlier draws. So a
 checkpoint needs no generator state, a resumed run repeats an uninterrupted one, and the number of
@@ -490,23 +490,24 @@ def stopping(ranks):
 
 # When a loop saves, logs and stops
 
+SAVE_MINUTES = 30  # between checkpoints at most, so that a kill loses no more
+
 
 class Pace:
     """pace(number of finished steps) is (stop, save, log), equal on every rank.
 
     stop: after SIGTERM. save: each `save_every` steps, counted back from the last one, every
-    `save_minutes`, and to stop. log: at least twenty times, every 100 steps, every minute, and with
-    a save. The clock is rank 0's. save_at, log_at: other steps.
+    SAVE_MINUTES, and to stop. log: at least twenty times, every 100 steps, every minute, and with a
+    save. The clock is rank 0's. save_at, log_at: other steps.
     """
 
-    def __init__(self, ranks, save_minutes, steps, save_every=0, save_at=None, log_at=None):
+    def __init__(self, ranks, steps, save_every=0, save_at=None, log_at=None):
         self.ranks = ranks
         log_every = max(1, min(100, steps // 20))
         self.save_at = save_at
         if save_at is None:
             self.save_at = range(steps, 0, -(save_every or steps))
         self.log_at = log_at or range(log_every, steps + 1, log_every)
-        self.save_seconds = 60 * save_minutes or math.inf
         self.saved = self.logged = self.called = time.monotonic()
 
     def planned(self, done):
@@ -518,7 +519,7 @@ class Pace:
         now = time.monotonic()
         _step_seconds = now - self.called
         self.called = now
-        save = self.ranks.main and now - self.saved >= self.save_seconds
+        save = self.ranks.main and now - self.saved >= 60 * SAVE_MINUTES
         log = self.ranks.main and now - self.logged >= 60
         stop, save, log = agree(self.ranks, save, log)
         if save:

@@ -234,7 +234,7 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     state = {"step": 0, "score": -math.inf, "best": None, "diverged": None}
     if checkpoint:
         state |= checkpoint.restore()
-    pace = Pace(Ranks(0, 1, device), cfg.save_minutes, task.steps, save_at=evaluate_at,
+    pace = Pace(Ranks(0, 1, device), task.steps, save_at=evaluate_at,
                 log_at=evaluate_at or task.evaluation_steps())
     sent = (send(batch, device) for batch in task.batches(tuning.key[0], state["step"]))
     bar = job_progress(range(state["step"], task.steps), job or task.name)

@@ -31,8 +31,7 @@ from common.files import (
 
 LOCK = "run.lock"
 # settings that a resumed run may change. They are recorded again
-MAY_DIFFER = {"out", "restart", "device", "compile", "recompute", "save_every", "save_minutes",
-              "tensorboard"}
+MAY_DIFFER = {"out", "restart", "device", "compile", "recompute", "save_every", "tensorboard"}
 # names in a run folder that --restart deletes, besides `writes`
 WRITES = ("log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
           "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",

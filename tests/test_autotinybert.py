@@ -123,7 +123,7 @@ MILLIONS = """
 @pytest.mark.parametrize("row", MILLIONS.strip().split("\n"))
 def test_parameter_counts(row):
     text, millions = row.split()
-    count = sum(atb.parameters(atb.parse_arch(text), 30522).values())
+    count = sum(atb.count_parts(atb.parse_arch(text), 30522).values())
     assert f"{count / 1e6:.2f}" == millions
 
 
@@ -153,7 +153,7 @@ def test_extracted_models_equal_sub_models(variant, arch):
     student = atb.extract(tiny_model(fit=20), arch, variant).student(batch)
     assert all(map(torch.equal, student, tiny_model(fit=20).student(batch, arch)))
     count = sum(value.numel() for value in alone.encoder.parameters())
-    assert count == sum(atb.parameters(arch, 50).values())
+    assert count == sum(atb.count_parts(arch, 50).values())
 
 
 def test_the_last_layer_only_at_masked_positions():

@@ -109,7 +109,7 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
     ("autotinybert --further_train --arch 1-8-8-1-8 --steps 9 --further_steps 9", ""),
     ("autotinybert --finetune CoLA --init x --lr 1", "--finetune_lr counts"),
     ("autotinybert --finetune MLM-saved --init x --length 64", ""),
-    ("albert --finetune CoLA --length 64", "--length: --finetune does not read it"),
+    ("albert --finetune CoLA --init x --length 64", "--length: --finetune does not read it"),
     ("autobert_zero --finetune CoLA --length 64", ""),  # read
     ("autobert_zero --finetune CoLA --steps 5", "--finetune_epochs counts"),
     ("albert --pretrain --steps 5", ""),

@@ -232,7 +232,7 @@ def test_sigterm_ends_what_no_loop_saves_but_not_a_save(tell_to_stop):
 
 def test_a_loop_ends_its_step_however_slow_and_saves(tell_to_stop):
     with launch("cpu") as ranks:
-        pace = Pace(ranks, 0, steps=100)
+        pace = Pace(ranks, steps=100)
         time.sleep(0.6)
         assert pace(1) == (False, False, False)
         tell_to_stop()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from albert import Config, Encoder, Lamb, LanguageModel, count, mask_tokens, sentence_pairs
+from albert import Config, Encoder, Lamb, LanguageModel, count_parameters, mask_tokens, sentence_pairs
 
 # Sentence order and masked words on texts where the letters of the second sentence follow the
 # first's. A tokenizer is anything with these names. Here each token is a letter, and a word.
@@ -49,4 +49,4 @@ for step in range(81):
 for share in ("all", "none"):
     encoder = Encoder(Config(layers=12, share=share, **SHAPE))
     states = encoder(ids, token_types, lengths)  # (B, T, H)
-    print(share, count(encoder))
+    print(share, count_parameters(encoder))

@@ -176,7 +176,7 @@ def published():
 def countings(cfg):
     """Four ways to count parameters: A the encoder, B with its pooler, C also with the heads, D
     like B, but with position and segment tables and their LayerNorm of width H."""
-    parts = albert.parts(cfg)
+    parts = albert.count_parts(cfg)
     pooled = sum(parts.values()) - parts["mlm"] - parts["order"]
     encoder = pooled - parts["pooler"]
     wide = (cfg.positions + 4) * (cfg.hidden - (cfg.embedding or cfg.hidden))
