@@ -75,7 +75,7 @@ class Config:
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
     # D45: pre-training is evaluated on held-out documents. The paper does not say
     held_out: float = 0.05  # documents: fraction (below 1, capped at 1,000) or count [> 0]
-    tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search
+    tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search, or folders
     train_examples: int = 0  # training examples of each task (0: all)
     # model
     arch: str = "autobert-zero"  # autobert-zero | bert | text form | best.json
@@ -1258,7 +1258,8 @@ def train_candidate(model, optimizer, data, cfg, checkpoint, number):
     means = Means(alone)
     made = prefetch(training_batches(data, cfg, alone, begin, number), data.device)
     model.train()
-    for step, batches in zip(job_progress(range(begin, cfg.steps), "pretrain"), made):
+    steps = job_progress(range(begin, cfg.steps), "pretrain", cfg.steps, begin)
+    for step, batches in zip(steps, made):
         set_rate(optimizer, learning_rate(step, cfg))
         means.add(train_step(step, network, optimizer, batches, cfg, alone, number), tokens=0)
         stop, save, log = pace(step + 1)

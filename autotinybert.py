@@ -67,7 +67,7 @@ class Config:
     tokenizer: str = ""  # spiece.model or vocab.txt. Default: --init's, --teacher's, or a new one
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5. MLM-saved: masked words (D12)
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D12)
     train_examples: int = 0  # training examples of each task (0: all)
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
@@ -992,6 +992,7 @@ def train_language_model(model, data, cfg, run, folder):
     optimizer = make_optimizer(model.to(ranks.device), cfg.weight_decay)
     checkpoint = Checkpoint(folder / "training.pt", ranks, model=model, optimizer=optimizer)
     if (folder / "done.json").exists():
+        print0(ranks, f"{folder}: it is used again")
         model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
         checkpoint.remove()
         return
@@ -1211,7 +1212,9 @@ def check_heads(teacher, student, cfg):
     """UserError if a teacher, if any, has another number of heads than the student."""
     if teacher and teacher.arch.heads != student.heads:
         raise UserError(f"--teacher {cfg.teacher}: it has {teacher.arch.heads} heads and the "
-                        f"student {student.heads}; attention is compared head by head")
+                        f"student {student.heads}; attention is compared head by head: give a "
+                        f"student, --largest in a search, with {teacher.arch.heads} heads, such "
+                        f"as 4-96-384-{teacher.arch.heads}-96")
 
 
 def start_model(source, arch, data, cfg, ranks):
@@ -1445,6 +1448,8 @@ def measure_latencies(cfg, path):
     here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     machine = {"processor": here, **{name: getattr(cfg, name) for name in MACHINE}}
     kept = read_json(path, dict) if path.exists() else latencies_of_init(cfg, machine)
+    if path.exists():
+        print(f"{path}: its {len(kept['times'])} latencies are used again")
     if not kept:
         space = search_space(cfg)
         rng = random.Random(f"{cfg.seed} latency")
@@ -1653,10 +1658,11 @@ def choose_best(finalists, results, data, cfg):
     # an estimate for new ones. The paper does not say how it chooses among three
     table = {}
     for kind, lines in finalists.items():
+        table[kind] = {"of": len(lines)}
         if lines:
             best = max(lines, key=lambda line: results[line["arch"]]["score"])
             count = sum(count_parts(parse_arch(best["arch"]), cfg.vocab_size).values())
-            table[kind] = {**best, **results[best["arch"]], "parameters": count}
+            table[kind] |= {**best, **results[best["arch"]], "parameters": count}
     best = table["searched"]
     if best["diverged"]:
         raise Diverged("all winners")
@@ -1666,11 +1672,16 @@ def choose_best(finalists, results, data, cfg):
 
 
 def comparison(table):
-    """The text of best.json's table."""
-    lines = [f"{'':14} {'shape':20} {'ms':>8} {'parameters':>12} {'loss':>7}  scores"]
+    """The text of best.json's table. "of": the number of trained shapes, of which it has the
+    best."""
+    lines = [f"{'':22} {'shape':20} {'ms':>8} {'parameters':>12} {'loss':>7}  scores"]
     for kind, line in table.items():
+        if not line["of"]:
+            lines.append(f"{kind:22} none within the limit")
+            continue
+        title = f"{kind}, best of {line['of']}" if line["of"] > 1 else kind
         loss = f"{line['loss']:7.4f}" if "loss" in line else "diverged"
-        lines.append(f"{kind:14} {line['arch']:20} {line['milliseconds']:8.4g} "
+        lines.append(f"{title:22} {line['arch']:20} {line['milliseconds']:8.4g} "
                      f"{line['parameters']:12,} {loss}  {percent(line['scores'])}")
     return "\n".join(lines)
 
@@ -1708,6 +1719,7 @@ def print_best(run, cfg):
     if best["baselines"]:
         line += f"; majority baseline {percent(best['baselines'])}"
     print0(run.ranks, line)
+    print0(run.ranks, f"{run.folder / 'pareto.svg'}: all candidates, score against latency")
     words = "--export", f"{run.folder}-exported", "--init", run.folder
     run.print_result(cfg, "best.json", *words)
 

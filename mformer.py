@@ -1612,6 +1612,13 @@ def search(cfg, command):
         print_summary(run, cfg)
 
 
+def loss_text(name, loss, run):
+    """A held-out loss next to that of a uniform guess."""
+    settings = run.record["settings"]
+    choices = settings["classes" if settings["task"] == "cifar10" else "vocab_size"]
+    return f"{name} {loss:.4f} (a uniform guess: {math.log(choices):.4f})"
+
+
 def print_summary(run, cfg):
     """Print the result of a search, the quality of the rankers, and the next command."""
     ranks = run.ranks
@@ -1624,7 +1631,7 @@ def print_summary(run, cfg):
         print0(ranks, f"{name} ranker: {tau}; importance: {lost}")
     print0(ranks, f"finalists: {result['finalists']} measured, {result['within']} within the limit")
     scores = result["scores"]
-    print0(ranks, f"best: {result['arch']}\nloss {scores['loss']:.4f}, latency "
+    print0(ranks, f"best: {result['arch']}\n{loss_text('loss', scores['loss'], run)}, latency "
                   f"{latency_text(scores['latency'], cfg, ranks.device)}, limit "
                   f"{latency_text(result['latency_limit'], cfg)}")
     # The training uses the same data and shapes, but not the search's budget.
@@ -2018,7 +2025,7 @@ def train(cfg, command):
             run.finish({"arch": cfg.arch, "held_out_loss": dev["loss"]})
         loss = run.finished().get("held_out_loss")
         no_loss = "no held-out examples (--held_out)"
-        print0(ranks, no_loss if loss is None else f"held-out loss {loss:.4f}")
+        print0(ranks, no_loss if loss is None else loss_text("held-out loss", loss, run))
         run.print_result(cfg, "checkpoint.pt", *next_action(run), "--init", run.folder)
 
 
@@ -2107,6 +2114,8 @@ def evaluate(cfg, command):
         print0(ranks, f"{score_text(scores)} on {len(predictions)} test examples, "
                       f"latency {latency_text(latency, cfg, ranks.device)}")
         print0(ranks, f"{path}: the predictions")
+        print0(ranks, f"next, with a FILE of your own: python mformer.py --predict FILE --init "
+                      f"{cfg.init}")
 
 
 def score_text(scores):

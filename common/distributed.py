@@ -587,12 +587,12 @@ def progress(ranks, total, label, start=0):
     return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, mininterval=1)
 
 
-def job_progress(steps, label):
-    """The numbers of a range, with a tqdm bar below the bar of all jobs. Rank 0 shows its own job.
-    A job of less than a second shows nothing, and a finished bar disappears."""
+def job_progress(steps, label, total, begin=0):
+    """`steps` from number `begin` of `total` on, with a tqdm bar below the bar of all jobs. Rank 0
+    shows its own job. A job of less than a second shows nothing, and a finished bar disappears."""
     hidden = dist.is_initialized() and dist.get_rank() > 0
-    return tqdm(steps, label, steps.stop, leave=False, disable=hidden, mininterval=1, delay=1,
-                initial=steps.start)
+    return tqdm(steps, label, total, leave=False, disable=hidden, mininterval=1, delay=1,
+                initial=begin)
 
 
 def show(bar, **values):

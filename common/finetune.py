@@ -174,7 +174,8 @@ def predict(model, task, split, cfg, device):
     index = []
     collected = []
     model.eval()
-    for batch in batches(features, size):
+    number = math.ceil(len(features) / size)
+    for batch in job_progress(batches(features, size), f"{task.name} {split}", number):
         with autocast(cfg.dtype, device):
             output = model(send(batch, device))
         width = batch["ids"].shape[1]
@@ -237,7 +238,8 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     pace = Pace(Ranks(0, 1, device), task.steps, save_at=evaluate_at,
                 log_at=evaluate_at or task.evaluation_steps())
     sent = (send(batch, device) for batch in task.batches(tuning.key[0], state["step"]))
-    bar = job_progress(range(state["step"], task.steps), job or task.name)
+    steps = range(state["step"], task.steps)
+    bar = job_progress(steps, job or task.name, task.steps, steps.start)
     for step, batch in zip(bar, prefetch(sent, device)):
         model.train()
         rate = task.recipe.lr * tuning.schedule(step, task.steps, task.recipe.warmup)
@@ -452,6 +454,8 @@ def print_summary(run, cfg, nine=""):
             line += f", sd {100 * entry['sd']:.2f}"
         if entry["diverged"]:
             line += f"; {entry['diverged']} diverged, lower --finetune_lr"
+        for split, count in entry.get("skipped", {}).items():
+            line += f"; {count} malformed lines of {split} were skipped"
         print0(run.ranks, line)
         near = NEAR if entry["headline"] in CORRELATIONS else 0
         if not cfg.dry_run and entry["median"] <= entry["majority_baseline"] + near:

@@ -86,13 +86,15 @@ def read_table(path):
     if path.suffix == ".csv":
         lines = csv_lines(path, text)
     if len(lines) < 2:
-        raise UserError(f"{path}: no line follows the names of the columns")
+        raise UserError(f"{path}: no line follows the names of the columns; {FIX}")
     header = [name.strip() for name in lines[0][1]]
     header = [LABEL if name.lower() == LABEL else name for name in header]
     for number, cells in lines[1:]:
         if len(cells) != len(header):
             hint = "quote texts with commas" if path.suffix == ".csv" else (
                 "a tab in a text separates columns: use .csv")
+            if not any(cells):
+                hint = "an empty line: delete it"
             raise UserError(f"{path}:{number}: {len(cells)} columns, and the first line has "
                             f"{len(header)}; {hint}")
     return header, lines[1:]
@@ -173,11 +175,13 @@ def parse_label(cell, task, place):
     word = " ".join(cell.split())
     if task.regression:
         if not NUMBER.fullmatch(word) or not math.isfinite(float(word)):
-            raise UserError(f"{place}: the label {cell!r} is not a number; the others are")
+            raise UserError(f"{place}: the label {cell!r} is not a number, and the others are; "
+                            "correct it, or leave the line out")
         return (float(word) - task.mean) / task.deviation
     if word not in task.labels:
         known = ", ".join(task.labels[:20])
-        raise UserError(f"{place}: train has no label {cell!r}; it has {known}")
+        raise UserError(f"{place}: train has no label {cell!r}; it has {known}; correct it, or add "
+                        "such an example to train")
     return task.labels.index(word)
 
 
@@ -191,7 +195,8 @@ def infer_task(name):
     words = [" ".join(cells[header.index(LABEL)].split()) for _, cells in lines]
     text = text_columns(path, header)
     if "" in words:
-        raise UserError(f"{path}:{lines[words.index('')][0]}: an empty label")
+        raise UserError(f"{path}:{lines[words.index('')][0]}: an empty label; write one, or leave "
+                        "the line out")
     numbers = [word for word in words if NUMBER.fullmatch(word)]
     not_finite = [word for word in words if NOT_FINITE.fullmatch(word)]
     if not_finite and len(numbers) + len(not_finite) == len(words):
@@ -200,7 +205,8 @@ def infer_task(name):
                         "others are numbers: write one, or leave the line out")
     labels = tuple(sorted(set(words)))
     if len(labels) < 2:
-        raise UserError(f"{path}: all labels are {labels[0]!r}; a task needs two classes")
+        raise UserError(f"{path}: all labels are {labels[0]!r}; a task needs two classes; add "
+                        "examples of another one")
     decimal = any("." in word for word in numbers)
     if any(map(DECIMAL_COMMA.fullmatch, words)):
         warnings.warn(f"{path}: labels with a decimal comma are classes; write a decimal point for "

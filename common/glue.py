@@ -57,6 +57,7 @@ TASKS = {task.name: task for task in (
     TaskSpec("RTE", ENTAILMENT, PAIR, ("accuracy",)),
     TaskSpec("WNLI", ("0", "1"), PAIR, ("accuracy",)),
 )}
+MOST_SKIPPED = 0.01  # fraction of malformed lines in train or dev
 FIX = "point --glue at the folder that holds the tasks' folders"
 MNLI_FILES = {
     "dev": "dev_matched",
@@ -121,13 +122,18 @@ def load(folder, name, split):
 
     folder: has one folder per task. split: train, dev, test, and for MNLI also dev_mismatched,
     test_mismatched and test_diagnostic. Skips lines of train and dev with fewer columns than the
-    header, or with text in more, and counts them in one warning. Raises UserError for an unknown
-    label.
+    header, or with text in more, up to a hundredth of the file. Raises UserError for more, and for
+    an unknown label.
     """
+    return load_counting(folder, name, split)[0]
+
+
+def load_counting(folder, name, split):
+    """(examples, number of skipped lines) of load()."""
     task = TASKS[name]
     path = path_of(folder, name, split)
     if split.startswith("test"):
-        return load_unlabelled(path, task)
+        return load_unlabelled(path, task), 0
     lines = read_lines(path)
     header = task.header or next(lines, (1, []))[1]
     width = len(header)
@@ -148,8 +154,13 @@ def load(folder, name, split):
     if not examples:
         raise UserError(f"{path}: no line has the {width} columns of {task.name}; "
                         "take the official GLUE file")
+    if len(skipped) > MOST_SKIPPED * (len(skipped) + len(examples)):
+        raise UserError(
+            f"{path}:{skipped[0]}: {len(skipped)} of {len(skipped) + len(examples)} lines do not "
+            f"have {width} columns (this is the first); a tab in a text separates columns; take "
+            "the official GLUE file, or give your own task as a folder of .csv files")
     warn_about_lines(path, skipped, width, "were skipped")
-    return examples
+    return examples, len(skipped)
 
 
 def load_unlabelled(path, task):
@@ -296,8 +307,10 @@ class GlueTask(tasks.Task):
     @staticmethod
     def read(name, folder, search=False):
         paths = files(folder, name, search)
-        examples = {split: load(folder, name, split) for split in paths}
-        return tasks.Source(examples, paths.get("test", "FILE"), TASKS[name])
+        loaded = {split: load_counting(folder, name, split) for split in paths}
+        examples = {split: each for split, (each, _) in loaded.items()}
+        skipped = {split: count for split, (_, count) in loaded.items() if count}
+        return tasks.Source(examples, paths.get("test", "FILE"), TASKS[name], skipped)
 
     @staticmethod
     def read_file(name, path, model):

@@ -27,8 +27,9 @@ class Recipe:
     main: str = "accuracy"  # the reported metric. "a+b" is the mean of two
 
 
-# examples: {split: list}. file: for --predict. spec: more facts on the task
-Source = namedtuple("Source", "examples file spec", defaults=(None,))
+# examples: {split: list}. file: for --predict. spec: more facts on the task. skipped: {split: number
+# of malformed lines}
+Source = namedtuple("Source", "examples file spec skipped", defaults=(None, {}))
 
 
 class Task:
@@ -52,6 +53,7 @@ class Task:
         self.recipe = recipe
         self.examples = source.examples
         self.file = source.file
+        self.skipped = source.skipped
         self.splits = splits
 
     @property
@@ -82,9 +84,9 @@ class Task:
 
     def context(self):
         """The context of a printed score: "headline", the name of the main metric,
-        "majority_baseline", and a "file" for --predict."""
+        "majority_baseline", "skipped" lines of each split, and a "file" for --predict."""
         return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
-                "file": str(self.file)}
+                "skipped": self.skipped, "file": str(self.file)}
 
     @staticmethod
     def choose(examples, count):

@@ -22,7 +22,7 @@ if __name__ == "__main__":  # Python looks for modules in data/, not in the repo
 from common.cli import Parser, check_range, run  # noqa: E402
 from data.demo import make_demo  # noqa: E402
 from data.download import TABLE, download  # noqa: E402
-from data.text import DOCUMENTS, make_corpus  # noqa: E402
+from data.text import DOCUMENTS, fitting_vocabulary, make_corpus, text_files  # noqa: E402
 
 
 def demo(args):
@@ -38,10 +38,11 @@ def fetch(args):
 
 def corpus(args):
     """Train or load the tokenizer and make the token files."""
-    check_range("vocab_size", args.vocab_size, "[>= 1]")
+    check_range("vocab_size", args.vocab_size, "[>= 0]")
     check_range("workers", args.workers, "[>= 1]")
+    vocab_size = args.vocab_size or fitting_vocabulary(text_files(args.corpus))
     tokenizer, made = make_corpus(
-        args.corpus, args.to, args.vocab_size, args.tokenizer, args.workers, args.documents)
+        args.corpus, args.to, vocab_size, args.tokenizer, args.workers, args.documents)
     print(f"{args.to}: a vocabulary of {tokenizer.vocab_size:,} tokens; {made.summary()}")
     print(f"next: python albert.py --pretrain --corpus {shlex.quote(args.to)}")
 
@@ -68,8 +69,9 @@ def parser():
     flag("--documents", choices=DOCUMENTS, default="blank",
          help="what ends a document: a blank line, the file (of a book), or each line (default: "
               "%(default)s)")
-    flag("--vocab_size", type=int, default=30_000, metavar="N",
-         help="size of the vocabulary to train (default: %(default)s)")
+    flag("--vocab_size", type=int, default=0, metavar="N",
+         help="size of the vocabulary to train. 0: by the amount of text, 2,000 below 8 MB, 8,000 "
+              "below 100 MB, else 30,000 (default: %(default)s)")
     flag("--tokenizer", metavar="PATH",
          help="use this spiece.model or vocab.txt, or the one in this folder, and train none")
     flag("--workers", type=int, default=1, metavar="N",

@@ -175,15 +175,18 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
         train = partial(sentencepiece_model, vocab_size, lower, threads)
         model, = in_order(train, [files], 1)
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{files[0]}: {vocabulary_fault(vocab_size, error)}") from None
+        fault = vocabulary_fault(vocab_size, fitting_vocabulary(files), error)
+        raise UserError(f"{files[0]}: {fault}") from None
     write_atomic(out_path, model)
     return out_path
 
 
-def vocabulary_fault(vocab_size, error):
-    """SentencePiece's error on a text, as a line with a size that works."""
+def vocabulary_fault(vocab_size, fitting, error):
+    """SentencePiece's error on a text, as a line with a size that works. fitting: the size that
+    suits the text."""
     if largest := re.search(r"too high .* <= (\d+)", str(error)):
-        return f"--vocab_size {largest[1]} is the largest that this text allows"
+        suits = f"; {fitting} suits it" if fitting < int(largest[1]) else ""
+        return f"--vocab_size {largest[1]} is the largest that this text allows{suits}"
     if smallest := re.search(r"smaller than required_chars. \d+ vs (\d+)", str(error)):
         return f"--vocab_size {vocab_size} is below {smallest[1]}, the characters of this text"
     return f"no --vocab_size {vocab_size} can be trained on this text: {error}"

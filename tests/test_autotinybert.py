@@ -554,7 +554,7 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monke
     assert best["milliseconds"] == pytest.approx(expected)
     assert not Path("run/superplm").exists()
     for kind in ("searched", "BERT's rule"):
-        line = re.search(f"^{kind} .*", printed, re.MULTILINE)[0]
+        line = re.search(rf"^{kind}\b.*", printed, re.MULTILINE)[0]
         assert best["table"][kind]["arch"] in line
         assert f"{best['table'][kind]['loss']:.4f}" in line
     rule = atb.parse_arch(best["table"]["BERT's rule"]["arch"])
@@ -579,6 +579,16 @@ def test_the_front_is_what_no_faster_shape_surpasses():
     assert len(circles) == len(points)
     assert [each[0].text.split(":")[0] for each in circles if each.get("class") == "best"] == front
     assert atb.pareto([history[0]])[1].count("<circle") == 1
+
+
+def test_the_table_says_of_how_many_shapes_a_row_is_the_best_and_which_kind_has_none():
+    best = {"of": 3, "arch": "1-32-32-1-48", "milliseconds": 1.5, "parameters": 1000,
+            "loss": 4.0, "scores": {"MNLI": 0.5}}
+    table = {"searched": best, "BERT's rule": {"of": 0}, "random": best | {"of": 1}}
+    _, searched, rule, random = atb.comparison(table).split("\n")
+    assert searched.startswith("searched, best of 3 ")
+    assert rule.split(maxsplit=2)[2] == "none within the limit"
+    assert random.split()[1] == "1-32-32-1-48"
 
 
 def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags):

@@ -173,6 +173,7 @@ TABLE = [
     (f"mformer --search {SEARCHES['mformer']} --latency_limit 1e-6",
      "the fastest architecture takes"),
     (f"autotinybert --search {SEARCHES['autotinybert']} --init {{autotinybert}}", "never trained"),
+    ("autotinybert --search --speedup 2 --latency_limit 1", "give one of them"),
     ("autobert_zero --search --steps 0", "--steps 0"),
     ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D38
     ("autobert_zero --search --tasks ''", "choose from"),

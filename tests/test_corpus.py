@@ -1,4 +1,5 @@
 """Corpora: reading text, whole or no token files, and the examples cut from them."""
+import math
 import multiprocessing
 import re
 import signal
@@ -95,13 +96,16 @@ def test_short_documents_and_paragraphs_of_a_book_get_a_hint(text, documents, su
     assert re.search(summary, corpus.summary())
 
 
-def test_a_vocabulary_too_large_for_the_text_names_the_largest(capsys):
+def test_a_vocabulary_too_large_for_the_text_names_the_largest(capsys, monkeypatch):
     text = write("t.txt", "the cat sat on the mat.\nthe dog ran.\n" * 5)
     message = r"t.txt: --vocab_size 20 is the largest that this text allows$"
     with pytest.raises(UserError, match=message):
         make_corpus([text], "out", 30_000)
     with pytest.raises(UserError, match="--vocab_size 5 is below 19"):
         make_corpus([text], "out", 5)
+    monkeypatch.setattr(module, "VOCABULARIES", ((math.inf, 19),))
+    with pytest.raises(UserError, match="--vocab_size 20 is the largest .*; 19 suits it$"):
+        make_corpus([text], "out", 30_000)
     tokenizer, _ = make_corpus([text], "out", 20)
     assert tokenizer.vocab_size == 20
     assert "hint" not in capsys.readouterr().out

@@ -88,14 +88,15 @@ def test_each_evaluation_has_a_line_in_the_log_and_a_job_a_bar_that_begins_at_it
     run = SimpleNamespace(log=lambda *place, **values: lines.append((place, values)))
     made = SimpleNamespace(restore=lambda: {"step": 2}, save=lambda **state: None)
     monkeypatch.setattr(finetune, "job_progress", lambda *words: bars.append(
-        job_progress(*words)) or bars[0])
+        job_progress(*words)) or bars[-1])
     task = tasks["CoLA"]
     loss = lambda weight: weight.square().sum()  # noqa: E731
     fine_tuned(task, loss, made, run, "CoLA-1", evaluate_at={3, task.steps})
     assert [place for place, _ in lines] == [("finetune", 3), ("finetune", task.steps)]
     assert all(values["job"] == "CoLA-1" and values["dev"]["score"] == 0 and values["loss"] > 0
                for _, values in lines)
-    bar, = bars
+    bar, *predictions = bars
+    assert [each.desc for each in predictions] == ["CoLA dev"] * 2
     assert (bar.desc, bar.initial, bar.n, bar.total) == ("CoLA-1", 2, task.steps, task.steps)
     assert "score=0" in bar.postfix and "loss=" in bar.postfix
     assert not capsys.readouterr().err  # it took less than a second

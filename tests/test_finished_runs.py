@@ -28,7 +28,9 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, works, capsys):
     if run != "mformer":  # a user's own text
         assert "--finetune FOLDER" in printed
     if run in ("albert", "autobert_zero"):  # two steps
-        assert "near the baseline" in printed
+        assert "mlm_accuracy: near the baseline; more --steps help" in printed
+    if run == "mformer":
+        assert re.search(r"held-out loss [\d.]+ \(a uniform guess: [\d.]+\)", printed)
     before = {*Path().rglob("*")}
     works(next_command(printed))
     assert {*Path().rglob("*")} > before

@@ -55,7 +55,7 @@ def test_quotes_and_line_ends_inside_a_sentence_are_text():
 
 
 def test_malformed_lines_are_skipped_in_train_and_kept_in_test():
-    examples = [(f"a{i}", f"b{i}", "1") for i in range(5)]
+    examples = [(f"a{i}", f"b{i}", "1") for i in range(200)]
     lines = table("QQP", examples).split("\n")
     lines[2] = "lost"
     lines[4] = "1\t2\t3\ta\tb\t1\tsurplus"
@@ -63,7 +63,10 @@ def test_malformed_lines_are_skipped_in_train_and_kept_in_test():
     write("QQP/train.tsv", "\n".join(lines))
     with pytest.warns(UserWarning, match="train.tsv:3: 2 lines do not have 6 columns"):
         pairs = texts_of("QQP", "train")
-    assert [first for first, _ in pairs] == ["a0", "a2", "a4"]
+    assert [first for first, _ in pairs] == ["a0", "a2", *[f"a{i}" for i in range(4, 200)]]
+    write("QQP/dev.tsv", "\n".join(lines[:150]))
+    with pytest.raises(UserError, match="dev.tsv:3: 2 of 149 lines do not have 6 columns"):
+        texts_of("QQP", "dev")
     write("QQP/test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n\n1\tlost\n\n")
     assert texts_of("QQP", "test") == [
         ("a", "b"),

@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import shlex
+from itertools import product
 
 import bench
 import pytest
@@ -14,6 +15,7 @@ import albert
 import autobert_zero as abz
 from common import cli, distributed
 from data import prepare
+from data.images import read_npz
 
 PAPERS = ("autobert_zero", "autotinybert", "albert", "mformer")
 PAGES = [
@@ -149,3 +151,20 @@ def test_python_of_the_pages_runs(page, ready):
         assert all(value.isfinite().all() for value in names["model"].parameters())
     else:
         assert names["states"].shape[:2] == names["ids"].shape
+
+
+def test_the_lines_that_make_npz_files_of_pictures(tmp_path, monkeypatch):
+    image = pytest.importorskip("PIL.Image", reason="needs pillow")
+    monkeypatch.chdir(tmp_path)
+    for split, label in product(("train", "test"), ("cat", "dog")):
+        folder = tmp_path / "photos" / split / label
+        folder.mkdir(parents=True)
+        image.new("L", (60, 40)).save(folder / "1.png")
+    text = (ROOT / "data/README.md").read_text(encoding="utf-8")
+    code, = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "PIL" in code]
+    assert code.count("\n") <= 8
+    exec(code, {})
+    for split in ("train", "test"):
+        images, labels = read_npz(tmp_path / "my" / "pictures" / f"{split}.npz")
+        assert images.shape == (2, 3, 48, 48)
+        assert labels.tolist() == ["cat", "dog"]
