@@ -1541,9 +1541,9 @@ def evolve(superplm, latency, data, cfg, run):
         results = share_out(run.ranks, names, run.folder / "candidates",
                             f"generation {number + 1}", work)  # Alg. 2, line 11
         for (parent, arch), result in zip(proposals, results):
+            predicted_ms, = latency.predict_ms([arch])
             history.append({"id": len(history), "round": number, "parent": parent,
-                            "arch": str(arch), "predicted_ms": round(latency.predict_ms([arch])[0], 6),
-                            **result})
+                            "arch": str(arch), "predicted_ms": round(predicted_ms, 6), **result})
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl", jsonl(history))
         best = max(history, key=score_of)
         print0(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}: "

@@ -238,8 +238,8 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     pace = Pace(Ranks(0, 1, device), task.steps, save_at=evaluate_at,
                 log_at=evaluate_at or task.evaluation_steps())
     sent = (send(batch, device) for batch in task.batches(tuning.key[0], state["step"]))
-    steps = range(state["step"], task.steps)
-    bar = job_progress(steps, job or task.name, task.steps, steps.start)
+    begin = state["step"]
+    bar = job_progress(range(begin, task.steps), job or task.name, task.steps, begin)
     for step, batch in zip(bar, prefetch(sent, device)):
         model.train()
         rate = task.recipe.lr * tuning.schedule(step, task.steps, task.recipe.warmup)

@@ -27,8 +27,8 @@ class Recipe:
     main: str = "accuracy"  # the reported metric. "a+b" is the mean of two
 
 
-# examples: {split: list}. file: for --predict. spec: more facts on the task. skipped: {split: number
-# of malformed lines}
+# examples: {split: list}. file: for --predict. spec: more facts on the task.
+# skipped: {split: number of malformed lines}
 Source = namedtuple("Source", "examples file spec skipped", defaults=(None, {}))
 
 

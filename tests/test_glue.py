@@ -64,6 +64,9 @@ def test_malformed_lines_are_skipped_in_train_and_kept_in_test():
     with pytest.warns(UserWarning, match="train.tsv:3: 2 lines do not have 6 columns"):
         pairs = texts_of("QQP", "train")
     assert [first for first, _ in pairs] == ["a0", "a2", *[f"a{i}" for i in range(4, 200)]]
+    write("QQP/dev.tsv", table("QQP", examples))
+    with pytest.warns(UserWarning, match="were skipped"):
+        assert glue.GlueTask.read("QQP", ".", search=True).skipped == {"train": 2}
     write("QQP/dev.tsv", "\n".join(lines[:150]))
     with pytest.raises(UserError, match="dev.tsv:3: 2 of 149 lines do not have 6 columns"):
         texts_of("QQP", "dev")
