@@ -1752,8 +1752,9 @@ def short_times(cfg):
 
 
 def training_batches(data, cfg, ranks, begin, number=0):
-    """Yield this process's list of micro-batches for each step from `begin`. number: the round of a
-    search. Its candidates read the same text, and the next round reads on."""
+    """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
+    same for any number of processes. number: the round of a search. Its candidates read the same
+    text, and the next round reads on."""
     for step in range(begin, cfg.steps):
         # D39: training may start with short sequences, from which an attention-only network learns
         # word order sooner. The first --short of the steps have four times as many sequences of a

@@ -1660,9 +1660,9 @@ def summed_losses(network, batch, cfg, arch=None, smoothing=SMOOTHING):
 
 if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
     from common import cli
+    from common.cli import Stop, UserError
     from common.files import jsonl, read_json, read_jsonl, write_atomic, write_json
     from common.run import Checkpoint, RunFolder, read_run, settings_from
-    from common.cli import Stop, UserError
     from common.distributed import (
         Means, Pace, autocast, average_gradients, fit_accumulate, gather, launch,
         layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
@@ -1702,7 +1702,8 @@ def make_optimizer(model, weight_decay):
 
 
 def training_batches(data, cfg, ranks, begin):
-    """Yield this process's list of micro-batches for each step from `begin`."""
+    """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
+    same for any number of processes."""
     for step in range(begin, cfg.steps):
         yield [data.batch(step * cfg.accumulate + micro)
                for micro in micro_batch_numbers(ranks, cfg.accumulate)]
