@@ -56,7 +56,7 @@ class Config:
     override presets (by task), and presets override defaults."""
     preset: str = "demo"  # demo (minutes) | small (real data) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
-    out: str = ""  # run folder. Default: runs/mformer-ACTION-TASK-PRESET, or -images-PRESET
+    out: str = ""  # run folder. Default: runs/mformer-ACTION-DATA-PRESET, or next to --init
     restart: bool = False  # delete the run in the run folder and start again
     seed: int = 0  # random seed
     device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
