@@ -142,15 +142,17 @@ def test_days_and_memory():
 
 @pytest.mark.parametrize("page", ["README.md", "MANUAL.md"])
 def test_python_of_the_pages_runs(page, ready):
-    """A model of albert.py, and sentence states of a trained one."""
+    """A model of albert.py, sentence states of a trained one, and a network of mformer.py."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    code, = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names = {}
-    exec(code.replace("runs/128", str(ready["albert"])), names)
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        code = code.replace("runs/128", str(ready["albert"]))
+        exec(code.replace("runs/mformer-train-cifar10-demo", str(ready["mformer"])), names)
     if page == "README.md":
         assert all(value.isfinite().all() for value in names["model"].parameters())
     else:
         assert names["states"].shape[:2] == names["ids"].shape
+        assert all(value.isfinite().all() for value in names["network"].parameters())
 
 
 def test_the_lines_that_make_npz_files_of_pictures(tmp_path, monkeypatch):
