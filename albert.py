@@ -15,15 +15,16 @@ Run:     python albert.py --pretrain --length 16 --objective none --batch 64 --l
            scores, each next to its majority baseline
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 \\
              --corpus TEXTS
-           as in the paper
+           the paper's sizes (Sec. 4.1)
 Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Sec. 4.1 -> mask_tokens, Lamb, pretrain       Table 5 -> evaluate_language_model
          Table 14 -> TABLE14                           Sec. 4.9 -> finetune, ensemble_job
          Tables 1, 3-5, 8, 12 -> tests/claims/albert.py
 Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and train_step are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
-Differs: There are 29 departures from the paper, D1 to D29: grep -n '# D[0-9]' albert.py
-         A * marks a departure from the official code where the text leaves it open.
+Differs: There are 30 departures, D1 to D30, where this file differs from the paper or the paper
+         is silent: grep -n '# D[0-9]' albert.py
+         A * marks a departure from the official code.
 """
 import dataclasses
 import functools
@@ -204,8 +205,8 @@ class Attention(nn.Module):
         self.value = nn.Linear(cfg.hidden, cfg.hidden)
         self.output = nn.Linear(cfg.hidden, cfg.hidden)
         self.norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
-        # D15*: one dropout rate for attention and hidden states, as in all configurations of the
-        # paper. The official code has two settings
+        # D15*: one dropout rate for attention and hidden states, as in the released configurations.
+        # The official code has two settings
         self.dropout = nn.Dropout(cfg.dropout)
 
     def split_heads(self, x):
@@ -241,15 +242,17 @@ class FeedForward(nn.Module):
 
 def blocks(cfg):
     """The numbers of attention and feed-forward blocks for the L layers (Table 4)."""
-    return [cfg.groups if cfg.share in ("all", part) else cfg.layers
-            for part in ("attention", "ffn")]
+    attentions = cfg.groups if cfg.share in ("all", "attention") else cfg.layers
+    ffns = cfg.groups if cfg.share in ("all", "ffn") else cfg.layers
+    return attentions, ffns
 
 
 class Encoder(nn.Module):
     """Factorised embeddings and L layers, built from fewer blocks if layers share weights.
 
-    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5). All 12 layers use a
-    single block. With two blocks, layers 0 to 5 use the first, and layers 6 to 11 the second."""
+    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5). By default all 12
+    layers use a single block. With two blocks, layers 0 to 5 use the first, layers 6 to 11 the
+    second."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -276,7 +279,8 @@ class Encoder(nn.Module):
         ffn = self.ffns[number * len(self.ffns) // self.depth]
         queries = x
         if masked_positions is not None:
-            queries = gather_positions(x, F.pad(masked_positions, (1, 0)))  # (B, 1 + M, H)
+            positions = F.pad(masked_positions, (1, 0))  # [CLS] is at 0
+            queries = gather_positions(x, positions)  # (B, 1 + M, H)
         return ffn(attention(queries, x, mask))
 
     def forward(self, ids, token_type_ids, lengths=None, masked_positions=None):
@@ -530,14 +534,17 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     segments: data.corpus.Segments: segment_a, segment_b and other (from another document), each (B,
     width), with lengths length_a, length_b, length_other (B,), 0 for none. Returns ids,
     token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none."""
-    original = segments.segment_a, segments.length_a, segments.segment_b, segments.length_b
-    # D1*: a text without a sentence boundary is one segment and has no label. The official code
-    # pairs it with another document and calls that "swapped"
+    a = segments.segment_a, segments.length_a
+    b = segments.segment_b, segments.length_b
+    original = *a, *b
+    # D1*: a text without a sentence boundary is one segment and has no label. The order loss is a
+    # mean over all sequences, so that it counts less. The official code pairs such a text with
+    # another document and calls that "swapped"
     labelled = segments.length_b > 0  # (B,)
     if objective == "sop":  # 0: in their order, 1: swapped
-        changed = *original[2:], *original[:2]
+        changed = *b, *a
     elif objective == "nsp":  # 0: consecutive, 1: B is from another document
-        changed = *original[:2], segments.other, segments.length_other
+        changed = *a, segments.other, segments.length_other
         labelled = labelled & (segments.length_other > 0)
     else:  # none: always in their order
         changed = original
@@ -546,7 +553,8 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     labels = (chance < 0.5).long().masked_fill(~labelled, -100)
     swap = labels > 0
     pairs = [one.index_put((swap,), other[swap]) for one, other in zip(original, changed)]
-    return *join(*pairs, tokenizer), labels
+    ids, token_type_ids, lengths = join(*pairs, tokenizer)
+    return ids, token_type_ids, lengths, labels
 
 
 def ngram_lengths(shape, generator):
@@ -572,7 +580,7 @@ def find_words(ids, tokenizer):
     # the next token that is not inside a word
     boundary = torch.where(begins | ~text, torch.arange(T), T)
     boundary = F.pad(boundary[:, 1:], (0, 1), value=T)
-    ends = boundary.flip(1).cummin(1).values.flip(1)
+    ends = boundary.flip(1).cummin(1).values.flip(1)  # the nearest to the right
     return begins, ends.masked_fill(~text, -1)
 
 
@@ -616,9 +624,11 @@ def pick_ngrams(ids, tokenizer, budget, generator):
     chance = torch.rand(ids.shape, generator=generator)
     order = chance.masked_fill(~begins, 2.0).argsort(1)  # (B, T) first tokens of words first
     sizes = ngram_lengths(ids.shape, generator)
-    columns = [begins.sum(1), budget, order, sizes, ends]
-    chosen = [spend_budget(left, starts[:words], sizes, ends)
-              for words, left, starts, sizes, ends in zip(*(each.tolist() for each in columns))]
+    words = begins.sum(1).tolist()
+    columns = [column.tolist() for column in (budget, order, sizes, ends)]
+    chosen = []
+    for count, left, starts, *more in zip(words, *columns):
+        chosen.append(spend_budget(left, starts[:count], *more))
     return torch.tensor(chosen, dtype=torch.bool)
 
 
@@ -736,7 +746,9 @@ def schedule(step, steps, warmup):
     steps, then a linear decay counted from step 0, so the rate drops between them (official
     code)."""
     rise = round(warmup * steps)
-    return step / rise if step < rise else 1 - step / steps
+    if step < rise:
+        return step / rise
+    return 1 - step / steps
 
 
 def learning_rate(step, cfg):
@@ -802,8 +814,8 @@ def training_batches(data, cfg, ranks, begin):
 
 
 def count_labels(batch):
-    """The divisors of the two losses (2,): masked tokens, and all sequences. With few labelled
-    sequences (D1) a mean over these alone would add noise that outweighs the masked words."""
+    """The divisors of the two losses (2,): masked tokens, and all sequences (D1). If few sequences
+    are labelled, a mean over these alone would add noise that outweighs the masked words."""
     masked_tokens = (batch["labels"] != -100).sum()
     sequences = masked_tokens.new_tensor(len(batch["ids"]))
     return torch.stack([masked_tokens, sequences])
@@ -867,6 +879,7 @@ def train_language_model(model, data, cfg, run):
     network = prepare_model(model, ranks, cfg.compile)
     pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
+    speed = None
     bar = progress(ranks, cfg.steps, "pretrain", begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
     for step, batches in enumerate(made, begin):
@@ -887,15 +900,16 @@ def train_language_model(model, data, cfg, run):
             dev = evaluate_language_model(model, data, cfg, ranks)
         if log:
             values = logged(means.take(done))
+            speed = values["tokens_per_second"]
             run.log("pretrain", done, lr=rate, dev=dev, **values)
-            show(bar, loss=values["loss"], tok_s=values["tokens_per_second"])
+            show(bar, loss=values["loss"], tok_s=speed)
         if save:
             checkpoint.save(step=done)
         if stop:
             raise Stop
     bar.close()
     if cfg.dry_run:
-        print_device_use(ranks, values["tokens_per_second"], flops(cfg) / cfg.length)
+        print_device_use(ranks, speed, flops(cfg) / cfg.length)
 
 
 @torch.no_grad()
@@ -1135,7 +1149,7 @@ def export(cfg, command):
 # Fine-tuning (App. A.4). A job is one run of one task
 
 # D20: a task has one run, unless --runs asks for more. The paper reports the median of five (Sec.
-# 4.2.2)
+# 4.9, and Sec. 4.2.2 for tasks with a large variance)
 TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input, main metric
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
     "STS-B": (2e-5, 16, 0.0, 3598, 214, 512, "pearson"),
@@ -1160,8 +1174,8 @@ def recipes(cfg):
     result = {}
     for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items():
         if cfg.recipe == "v2":
-            # the released v2 models had no dropout. With the dropout of Table 14, and its learning
-            # rate for RACE, they diverge (official README)
+            # D30*: with a v2 model all tasks have no dropout, like these models. The official
+            # README has Table 14's values but for RACE: 1e-5 and no dropout, else it diverges
             dropout = 0.0
             lr = 1e-5 if name == "RACE" else lr
         recipe = Recipe(

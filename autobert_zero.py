@@ -1824,6 +1824,7 @@ def train_language_model(model, data, cfg, run):
     network = prepare_model(model, ranks, cfg.compile)
     pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
+    speed = None
     bar = progress(ranks, cfg.steps, "pretrain", begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
     for step, batches in enumerate(made, begin):

@@ -14,11 +14,12 @@ Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3
       Sec. 3.4, Figure 3 -> leading, extract    Alg. 1 -> draw_archs, train_step
       Lat(.) of Eq. 4 -> Predictor             Alg. 2 -> propose, evolve
       Sec. 4.4 -> fast_candidates              Sec. 3.6 -> train_finalists
-      Table D.1 -> TABLE_D1                    Eq. 5, figures -> tests/claims
+      Table D.1 -> TABLE_D1                    measurements -> tests/claims
 Tour: search_space, leading, Layer, train_step, train_language_model, Predictor, propose, search.
       Skip at first: weights to start from, fine-tuning, the command line.
-There are 22 departures from the paper, D1 to D22: grep -n '# D[0-9]' autotinybert.py
-A * marks a departure from the released code where the paper leaves the choice open.
+There are 23 departures, D1 to D23, where this file differs from the paper or the paper is silent:
+grep -n '# D[0-9]' autotinybert.py
+A * marks a departure from the released code.
 """
 import copy
 import dataclasses
@@ -32,6 +33,7 @@ import sys
 import time
 import warnings
 from collections import namedtuple
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -80,13 +82,13 @@ class Config:
     variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # row of Table 3. ebl: the paper's method
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models per micro-batch [1, 10000]
-    # D18: sequences have 128 tokens. The paper times 128 and names no other length
+    # D18*: sequences have 128 tokens. The paper times 128 and names no other length
     length: int = 128  # tokens per sequence, special ones included (D18) [8, 512]
     steps: int = 0  # steps of the SuperPLM. 0: 5 passes over the corpus, Sec. 4.1
     further_steps: int = 0  # steps of one model. 0: 5 passes, from scratch 10 like BERT-S*
     batch: int = 256  # sequences per step, Sec. 4.1 [>= 1]
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 [> 0]
-    warmup: float = 0.1  # fraction of the steps. None in further training, Sec. 4.1 [0, 1]
+    warmup: float = 0.1  # fraction of the steps. None in training from --init, Sec. 4.1 [0, 1]
     weight_decay: float = 0.01  # of AdamW, BERT's, except for biases and LayerNorms
     eval_every: int = 32000  # steps between evaluations on held-out text [>= 1]
     save_every: int = 1000  # steps between checkpoints [>= 1]
@@ -220,6 +222,8 @@ def parse_arch(text):
 
 
 # Table 3. ILS: identical layers. SME: sub-matrix extraction. EBL: batch-wise training
+# D23*: without SME the heads divide the full width of query, key and value, and without EBL a
+# micro-batch has one sub-model. The paper says of HAT only that its layers are not identical
 VARIANTS = {"hat": "", "ils": "ILS", "sme": "ILS SME", "ebl": "ILS SME EBL"}
 
 
@@ -263,18 +267,19 @@ def make_arch(layers, hidden, ffn, attention):
 
 def smallest_arch(space):
     """The smallest and so fastest architecture."""
-    return make_arch(*(choices[0] for choices in space.values()))
+    return make_arch(**{name: choices[0] for name, choices in space.items()})
 
 
 def sample_arch(space, rng, identical=True):
     """Draw all variables uniformly and independently. identical=False draws ffn and attention per
     layer (HAT)."""
-    arch = make_arch(*map(rng.choice, space.values()))
+    arch = make_arch(**{name: rng.choice(choices) for name, choices in space.items()})
     if identical:
         return arch
     ffn = [rng.choice(space["ffn"]) for _ in range(arch.layers)]
     attention = [rng.choice(space["attention"]) for _ in range(arch.layers)]
-    return Arch(arch.layers, arch.hidden, tuple(ffn), *zip(*attention))
+    heads, qkv = zip(*attention)
+    return Arch(arch.layers, arch.hidden, tuple(ffn), heads, qkv)
 
 
 def flops(arch, tokens=128):
@@ -417,10 +422,11 @@ class Encoder(nn.Module):
             numbers = torch.arange(x.shape[1], device=x.device)
             visible = numbers < lengths.clamp(min=1)[:, None]  # (B, T)
             mask = visible[:, None, None]  # (B, 1, 1, T)
-        *first, (last, shape) = zip(self.layers, arch.shapes)  # the first l^t layers, Sec. 3.4
-        for layer, each in first:
-            x = layer(x, each, mask)
-        return last(x, shape, mask, positions, with_scores)
+        *first, last = zip(self.layers, arch.shapes)  # the first l^t layers, Sec. 3.4
+        for layer, shape in first:
+            x = layer(x, shape, mask)
+        layer, shape = last
+        return layer(x, shape, mask, positions, with_scores)
 
     def pool(self, x):
         """(B, T, H) -> (B, H), the input of classifiers."""
@@ -585,8 +591,8 @@ def time_model(arch, cfg):
         encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
         ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
     batch = {"ids": ids, "token_type_ids": ids}
-    # D7: a single CPU thread is measured in CPU seconds, which other processes do not lengthen. The
-    # paper speaks of inference time, and its code reads the wall clock
+    # D7*: a single CPU thread is measured in CPU seconds, without the time that it waits for other
+    # processes. The paper speaks of inference time, and its code reads the wall clock
     single = device.type == "cpu" and cfg.latency_threads == 1
     clock = time.process_time if single else time.perf_counter
     threads = torch.get_num_threads()
@@ -644,12 +650,19 @@ class Predictor:
         self.tokens = tokens
 
     def costs(self, archs):
-        """(n, 11) costs of a token. Per layer: projections, attention, feed-forward, softmax,
-        LayerNorm, GELU, copies, calls. Once: embeddings, pooler, start."""
+        """(n, 11) costs of a token: eight of the layers, and of embeddings, pooler and start."""
         costs = []
         for layers, hidden, ffn, heads, qkv in map(dataclasses.astuple, archs):
-            each = [hidden * qkv, self.tokens * qkv, hidden * ffn, heads * self.tokens, hidden, ffn,
-                    qkv, 1]
+            each = [
+                hidden * qkv,  # projections
+                self.tokens * qkv,  # attention
+                hidden * ffn,  # feed-forward
+                heads * self.tokens,  # softmax
+                hidden,  # LayerNorm
+                ffn,  # GELU
+                qkv,  # copies
+                1,  # calls
+            ]
             once = [hidden, hidden * hidden / self.tokens, 1]
             costs.append([layers * cost for cost in each] + once)
         return torch.tensor(costs).double()
@@ -674,9 +687,10 @@ class Predictor:
 
 
 def mutate(arch, space, rng):
-    """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by at most
-    a tenth of its range. (p_m decides whether an architecture mutates.)"""
-    # D2*: the step of Mut() and the probabilities of the roulette are ours. The paper gives neither
+    """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by up to a
+    tenth of its choices, at least one. (p_m decides whether an architecture mutates.)"""
+    # D2*: how Mut() chooses and moves variables, and the probabilities of the roulette, are ours.
+    # The paper gives neither
     genes = arch.genes
     moved = [name for name in space if rng.random() < 0.5]
     for name in moved or [rng.choice(list(space))]:
@@ -691,14 +705,17 @@ def mutate(arch, space, rng):
 def fast_candidates(space, predict_ms, limit):
     """Sec. 4.4: one architecture per depth, by the rule 1.6 d^m <= d^f <= 1.9 d^m and 0.7 d^m <=
     d^q|k|v <= d^m."""
-    # D11: "fast" takes, at each depth, the architecture predicted slowest within 95% of the limit.
-    # Most of these meet the limit when measured. The paper does not say which
+    # D11*: "fast" takes, at each depth, the architecture predicted slowest within 95% of the limit.
+    # The paper does not say which, and its code draws at random
     candidates = []
     for layers in space["layers"]:
-        archs = [Arch(layers, hidden, ffn, heads, qkv)
-                 for hidden in space["hidden"]
-                 for heads, qkv in space["attention"] if 0.7 * hidden <= qkv <= hidden
-                 for ffn in space["ffn"] if 1.6 * hidden <= ffn <= 1.9 * hidden]
+        archs = []
+        for hidden, (heads, qkv) in product(space["hidden"], space["attention"]):
+            if not 0.7 * hidden <= qkv <= hidden:
+                continue
+            for ffn in space["ffn"]:
+                if 1.6 * hidden <= ffn <= 1.9 * hidden:
+                    archs.append(Arch(layers, hidden, ffn, heads, qkv))
         times = predict_ms(archs) if archs else []
         within = [(ms, index) for index, ms in enumerate(times) if ms <= 0.95 * limit]
         if within:
@@ -727,8 +744,9 @@ def propose(history, number, cfg, predict_ms, limit):
 
     history: dicts of "id", "round", "arch" (text), "score" and "diverged".
     """
-    # D3: all proposals are new and predicted within the limit. Alg. 2 as printed can propose one
-    # twice, or one that is too slow. A generation has fewer than S if 20 S attempts find no more
+    # D3: all proposals are new, parents that diverged have no children, and a generation has fewer
+    # than S architectures if 20 S attempts find no more. Alg. 2 as printed can propose one twice.
+    # Sec. 3.5 filters by latency
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
@@ -772,8 +790,8 @@ def mask_tokens(ids, tokenizer, generator):
     masked = (torch.arange(I) < count) & (drawn < 1)  # (B, I)
     originals = ids.gather(1, positions)
     kind = torch.rand(B, I, generator=generator)
-    changed = torch.randint(tokenizer.vocab_size, (B, I), generator=generator)
-    changed = torch.where(kind < 0.8, tokenizer.mask_id, changed)
+    random_tokens = torch.randint(tokenizer.vocab_size, (B, I), generator=generator)
+    changed = torch.where(kind < 0.8, tokenizer.mask_id, random_tokens)
     changed = torch.where(masked & (kind < 0.9), changed, originals)
     return ids.scatter(1, positions, changed), positions, originals.masked_fill(~masked, -100)
 
@@ -933,7 +951,8 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
         archs = draw_archs(cfg, step, micro)  # Alg. 1, line 7
         for sample, arch in enumerate(archs):  # Alg. 1, line 6
             seed_everything(cfg.seed, cfg.arch or "superplm", step, micro, sample)  # dropout
-            loss = summed_losses(network, batch, cfg, arch) / totals / len(archs)
+            loss = summed_losses(network, batch, cfg, arch) / totals
+            loss = loss / len(archs)  # the mean over the M sub-models
             loss.sum().backward()  # Alg. 1, line 9
             losses += loss.detach()
     for value in trained:
@@ -1002,6 +1021,7 @@ def train_language_model(model, data, cfg, run, folder):
     print0(ranks, f"{folder.name}: {parameters:,} parameters, {cfg.steps} steps")
     pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
+    speed = None
     bar = progress(ranks, cfg.steps, folder.name, begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
     for step, batches in enumerate(made, begin):
@@ -1019,15 +1039,16 @@ def train_language_model(model, data, cfg, run, folder):
             dev = evaluate_language_model(model, data, cfg)
         if log or dev:
             values = means.take(done)
+            speed = values["tokens_per_second"]
             run.log(folder.name, done, lr=rate, dev=dev, **values)
-            show(bar, loss=values["loss"], tok_s=values["tokens_per_second"])
+            show(bar, loss=values["loss"], tok_s=speed)
         if save:
             checkpoint.save(step=done)
         if stop:
             raise Stop
     bar.close()
     if cfg.dry_run:
-        print_device_use(ranks, values["tokens_per_second"], step_flops(cfg) / cfg.length)
+        print_device_use(ranks, speed, step_flops(cfg) / cfg.length)
     on_main(ranks, keep, folder, phase_of(cfg), model, data, cfg, run)
     checkpoint.remove()
 
@@ -1597,7 +1618,7 @@ def confirm(history, latency, cfg, run):
     """{kind: lines}: "searched", at most --winners best architectures of the history with a
     measured latency within the limit. For comparison, "BERT's rule" and "random sample", the best
     of the first generation. Raises UserError if nothing meets the limit."""
-    # D4: the evolution checks the limit by predictions. The winners are measured
+    # D4: the evolution checks the limit by predictions, as in the paper. The winners are measured
     path = run.folder / "finalists.json"
     if path.exists():
         return read_json(path)
@@ -1629,7 +1650,8 @@ def confirm(history, latency, cfg, run):
 def train_finalists(superplm, finalists, data, cfg, run):
     """Phase 4, Sec. 3.6: {architecture (text): its LanguageModel}, cut out and trained further."""
     models = {}
-    for arch in dict.fromkeys(line["arch"] for lines in finalists.values() for line in lines):
+    archs = [line["arch"] for lines in finalists.values() for line in lines]
+    for arch in dict.fromkeys(archs):  # kinds may share one
         models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
         try:  # without a warm-up, Sec. 4.1
             train_further(models[arch], data, cfg, run, run.folder / "further" / arch, warmup=0.0)
@@ -1672,8 +1694,7 @@ def choose_best(finalists, results, data, cfg):
 
 
 def comparison(table):
-    """The text of best.json's table. "of": the number of trained shapes, of which it has the
-    best."""
+    """The text of best.json's table. "of" is the number of trained shapes. A row has the best."""
     lines = [f"{'':22} {'shape':20} {'ms':>8} {'parameters':>12} {'loss':>7}  scores"]
     for kind, line in table.items():
         if not line["of"]:
@@ -1822,7 +1843,8 @@ def export(cfg, command):
 
 def step_flops(cfg):
     """FLOPs of the forward passes of a sequence in a step, for all sub-models, averaged over 1,000
-    steps. Excludes a teacher."""
+    steps. Excludes a teacher. An upper estimate: it includes the pooler, the last layer at all
+    positions and, with a teacher, a head for masked words."""
     masked = round(MASK_RATE * cfg.length)  # the head runs only at masked positions
     total = 0
     for step in range(1000):

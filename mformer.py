@@ -1756,6 +1756,8 @@ def train_supernet(model, data, cfg, run):
     begin = checkpoint.restore().get("step", 0)
     pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
+    arch = widest(space)
+    speed = None
     bar = progress(ranks, cfg.steps, "super-net", begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
     for step, batches in enumerate(made, begin):
@@ -1772,6 +1774,7 @@ def train_supernet(model, data, cfg, run):
         stop, save, log = pace(done)
         if log:
             values = means.take(done, f"{data.unit}_per_second")
+            speed = values[f"{data.unit}_per_second"]
             run.log("super-net", done, lr=rate, **values)
             show(bar, loss=values["loss"])
         if save:
@@ -1780,7 +1783,7 @@ def train_supernet(model, data, cfg, run):
             raise Stop
     bar.close()
     if cfg.dry_run:
-        print_speed(values, arch, data, cfg, ranks)
+        print_device_use(ranks, speed, model_flops(arch, cfg) / blank_example(cfg).units)
     checkpoint.owned = {"model": model}
     checkpoint.save(trained=True)
 
@@ -1798,6 +1801,7 @@ def train_network(model, data, cfg, run):
     network = prepare_model(model, ranks, cfg.compile)
     pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
+    speed = None
     bar = progress(ranks, cfg.steps, "train", begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
     for step, batches in enumerate(made, begin):
@@ -1815,6 +1819,7 @@ def train_network(model, data, cfg, run):
             dev = evaluate_network(model, data, cfg)
         if log:
             values = means.take(done, f"{data.unit}_per_second")
+            speed = values[f"{data.unit}_per_second"]
             run.log("train", done, lr=rate, dev=dev, **values)
             show(bar, loss=values["loss"])
         if pace.planned(done) and done > cfg.steps - AVERAGED * cfg.save_every:
@@ -1825,16 +1830,10 @@ def train_network(model, data, cfg, run):
             raise Stop
     bar.close()
     if cfg.dry_run:
-        print_speed(values, model.arch, data, cfg, ranks)
+        print_device_use(ranks, speed, model_flops(model.arch, cfg) / blank_example(cfg).units)
     model.load_state_dict(average.module.state_dict())
     checkpoint.owned = {"model": model}
     checkpoint.save(trained=True)
-
-
-def print_speed(values, arch, data, cfg, ranks):
-    """Print the speed that a dry run measured on a GPU."""
-    speed = values[f"{data.unit}_per_second"]
-    print_device_use(ranks, speed, model_flops(arch, cfg) / blank_example(cfg).units)
 
 
 # Weights to start from
