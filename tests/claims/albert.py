@@ -13,7 +13,7 @@ def run_arms(options, arms):
     """{(arm, seed): run folder} of --pretrain with the flags of {(arm, seed): flags}."""
     commands = {}
     for (arm, seed), flags in arms.items():
-        words = [PROGRAM, "--pretrain", *flags, "--seed", seed, *options.flags]
+        words = [PROGRAM, "--pretrain", *flags, *options.flags, "--seed", seed]
         commands[run_name(arm, seed)] = words
     return dict(zip(arms, run_all(options, commands).values()))
 

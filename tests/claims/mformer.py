@@ -15,8 +15,8 @@ PROGRAM = "mformer.py"
 def train_and_score(options, flags, archs, metric):
     """{arm: [test score of each seed]} of {arm: architecture}, trained from scratch."""
     training = {
-        run_name(arm, seed): [PROGRAM, "--train", *flags, "--arch", arch, "--seed",
-                                            seed, *options.flags]
+        run_name(arm, seed): [PROGRAM, "--train", *flags, "--arch", arch, *options.flags,
+                              "--seed", seed]
         for arm, arch in archs.items() for seed in range(options.seeds)
     }
     scoring = {
