@@ -152,7 +152,7 @@ def test_a_table_is_continued(ready, monkeypatch):
     monkeypatch.setattr(search_table, "networks", lambda: dict(pairs))
     monkeypatch.setattr(search_table, "settings", lambda *given: dataclasses.replace(
         settings(*given), steps=2, warm_times=1, vocab_size=300))
-    path = "table.jsonl"
+    path = Path("table.jsonl")
     words = path, ready["corpus"], ready["glue"], 1
     assert search_table.train_table(*words, minutes=0) == 3
     assert search_table.train_table(*words, minutes=60) == 0
