@@ -624,11 +624,10 @@ def pick_ngrams(ids, tokenizer, budget, generator):
     chance = torch.rand(ids.shape, generator=generator)
     order = chance.masked_fill(~begins, 2.0).argsort(1)  # (B, T) first tokens of words first
     sizes = ngram_lengths(ids.shape, generator)
-    words = begins.sum(1).tolist()
-    columns = [column.tolist() for column in (budget, order, sizes, ends)]
+    columns = [begins.sum(1), budget, order, sizes, ends]
     chosen = []
-    for count, left, starts, *more in zip(words, *columns):
-        chosen.append(spend_budget(left, starts[:count], *more))
+    for words, left, starts, counts, stops in zip(*(column.tolist() for column in columns)):
+        chosen.append(spend_budget(left, starts[:words], counts, stops))
     return torch.tensor(chosen, dtype=torch.bool)
 
 

@@ -424,7 +424,8 @@ def read_arch(name, layers):
     if name.endswith(".json"):
         try:
             name = json.loads(Path(name).read_text(encoding="utf-8"))["arch"]
-            name += ""  # TypeError unless it is text
+            if not isinstance(name, str):
+                raise TypeError
         except OSError:
             raise ValueError("no such file; name the best.json of a search") from None
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -460,8 +461,7 @@ def table_1(head_dim):
     return {
         "neg": torch.neg,
         "transpose": lambda x: x.transpose(-1, -2),
-        # D2: scale divides by the root of Eq. 2's d_h. Table 1 has d_x and does not
-        # define it
+        # D2: scale divides by the root of Eq. 2's d_h. Table 1 has d_x and does not define it
         "scale": lambda x: x / math.sqrt(head_dim),
         "softmax": lambda x: F.softmax(x, dim=-1),
         "logsigmoid": F.logsigmoid,

@@ -82,7 +82,8 @@ class Config:
     variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # row of Table 3. ebl: the paper's method
     # one-shot and further training
     samples: int = 3  # M of Alg. 1: sub-models per micro-batch [1, 10000]
-    # D18*: sequences have 128 tokens. The paper times 128 and names no other length
+    # D18: sequences have 128 tokens, as the released code makes them by default. The paper times
+    # 128 and names no other length
     length: int = 128  # tokens per sequence, special ones included (D18) [8, 512]
     steps: int = 0  # steps of the SuperPLM. 0: 5 passes over the corpus, Sec. 4.1
     further_steps: int = 0  # steps of one model. 0: 5 passes, from scratch 10 like BERT-S*
@@ -1470,7 +1471,7 @@ def measure_latencies(cfg, path):
     machine = {"processor": here, **{name: getattr(cfg, name) for name in MACHINE}}
     kept = read_json(path, dict) if path.exists() else latencies_of_init(cfg, machine)
     if path.exists():
-        print(f"{path}: its {len(kept['times'])} latencies are used again")
+        print(f"{path}: its latencies are used again, and missing ones are measured")
     if not kept:
         space = search_space(cfg)
         rng = random.Random(f"{cfg.seed} latency")
