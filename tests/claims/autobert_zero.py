@@ -84,11 +84,11 @@ def latency(options):
           "our question", least=0.7))
 def table(options):
     """All networks of two layers in a closed space (search_table.py), each trained as a candidate
-    of the demo's search with some seeds, on two graded tasks (search_tasks.py). The intervals are
+    of the demo's search with some seeds, on graded tasks (search_tasks.py). The intervals are
     of the reliability of one training, ICC(1,1), by a bootstrap over networks. "facts" has the
     distribution, the best networks, the ranks of BERT and the hybrid, and the value of each layer.
-    `--minutes N` ends earlier, and the same command continues. `--tasks MNLI` trains on one
-    task."""
+    `--minutes N` ends earlier, and the same command continues. STS-B is trained apart, with
+    `--tasks STS-B --seeds 2`."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--minutes", type=float, default=1e6)
     parser.add_argument("--tasks", default="MNLI,SST-2")
@@ -101,11 +101,14 @@ def table(options):
             make_corpus((text,), corpus, abz.PRESETS["demo"]["vocab_size"], "", workers=1)
         tasks = write_tasks(folder / "tasks")
         search_table.train_table(folder / "table.jsonl", corpus, tasks, options.jobs,
-                                 flags.minutes, tuple(flags.tasks.split(",")))
+                                 flags.minutes, tuple(flags.tasks.split(",")),
+                                 search_table.SEEDS[:options.seeds])
     lines = search_table.read_lines(folder / "table.jsonl")
     facts = {}
     intervals = {}
     for task in search_table.TASKS:
+        if not search_table.columns_of(lines, task):
+            continue
         scores = search_table.scores_of(lines, task)
         facts[task] = search_table.rounded(search_table.describe(scores))
         intervals[f"ICC, {task}"] = bootstrap(search_table.reliability_of, *zip(*scores.values()))
@@ -130,7 +133,8 @@ def table(options):
 def replay(options):
     """Searches of 1,000 seeds, replayed on the record of `table` (search_replay.py). A search sees
     the scores of one training seed. The other seeds judge its result. The intervals are of the
-    difference in the mean true score of the five best, paired over searches, given the table.
+    difference in the mean true score of the five best, paired over searches, given the table. A
+    task judges if one training ranks its networks, which SST-2 does not.
     "curves" has the true scores of the best and of the five best. "variants" has one change each of
     OP-NAS, with 100 seeds."""
     record = read(options.results / "table.json")

@@ -265,6 +265,7 @@ SHAPES = {
     "100": (100, {"population": 8, "parents": 2, "children": 2}),
     "775": (775, {"population": 100, "parents": 5, "children": 5}),
 }
+RELIABLE = ("MNLI", "STS-B")  # tasks whose ICC allows a judgement (search_table.py)
 JUDGED = (("100", 20), ("100", 100), ("775", 775))  # shape, number of candidates
 # one change each of OP-NAS
 VARIANTS = {
@@ -302,11 +303,13 @@ def varied(shape, change):
     return OURS._replace(**settings)
 
 
-def plan(views):
-    """{(shape, name): (settings, views, searches)} of all experiments that need at most this number
-    of training seeds."""
+def plan(networks, views):
+    """{(shape, name): (settings, views, searches)} of all experiments that need at most these
+    numbers of networks and of training seeds."""
     calls = {}
-    for size, (_, shape) in SHAPES.items():
+    for size, (budget, shape) in SHAPES.items():
+        if budget > networks:
+            continue
         for name, settings in STRATEGIES.items():
             calls[size, name] = settings._replace(**shape), 1, SEEDS
         for name, change in VARIANTS.items():
@@ -330,7 +333,8 @@ def run_experiments(scores, jobs):
     keys = []
     calls = []
     for task, array in scores.items():
-        for key, (settings, views, searches) in plan(array.shape[1] - 1).items():
+        networks = np.isfinite(array[:, 0]).sum()
+        for key, (settings, views, searches) in plan(networks, array.shape[1] - 1).items():
             for first in range(0, searches, 100):
                 keys.append((task, key))
                 calls.append((array, settings, views, range(first, min(first + 100, searches)),
@@ -371,10 +375,10 @@ def report(scores, results):
             if name != "OP-NAS, judged by one":
                 measured = difference(experiments, (size, name), (size, base))
                 variants.setdefault(key, {})[name] = [round(each, 4) for each in measured]
-        for claim, other in zip(intervals, others):
-            for size, count in JUDGED:
-                label = f"{task}, {count} candidates"
-                intervals[claim][label] = difference(
+        judged = JUDGED if task in RELIABLE else ()
+        for (claim, other), (size, count) in itertools.product(zip(intervals, others), judged):
+            if (size, other) in experiments:
+                intervals[claim][f"{task}, {count} candidates"] = difference(
                     experiments, (size, "OP-NAS"), (size, other), COUNTS.index(count))
     points = curves["MNLI, up to 775"]
     return {

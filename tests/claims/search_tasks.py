@@ -1,4 +1,4 @@
-"""Two graded tasks that judge networks of the closed space (search_table.py), in GLUE's layout.
+"""Graded tasks that judge networks of the closed space (search_table.py), in GLUE's layout.
 
 `reach` was chosen by test-retest reliability. results/autobert_zero/reliability.json has the
 figures, also of the designs that failed. Scores rise smoothly with skill: each task has easy and
@@ -9,7 +9,8 @@ from pathlib import Path
 from data import demo
 from data.demo import GLUE, NOUNS, STATES, TRUE, enumerated
 
-LONGEST = 200  # characters of an example
+COUNTED = 5  # things of `tally`
+LONGEST = {"MNLI": 200, "SST-2": 200, "STS-B": 230}  # characters of an example
 
 
 def reach(text, label):
@@ -66,18 +67,46 @@ def scope(text, label):
     return ["; ".join(parts).capitalize() + "."]
 
 
-RULES = {"MNLI": reach, "SST-2": scope}
+def sizes_of(total, rng):
+    """Numbers from 1 to 3 with this sum."""
+    sizes = []
+    while sum(sizes) < total:
+        sizes.append(min(rng.randint(1, 3), total - sum(sizes)))
+    return sizes
+
+
+def tally(text, label):
+    """STS-B: how many of the five things that it has now are open? A clause begins with "now" or
+    "once" and has one to three things. The four to seven things that it once had do not count."""
+    rng = text.rng
+    open_now = round(float(label))  # of COUNTED, the largest label
+    states = {"now": ["open"] * open_now + ["empty"] * (COUNTED - open_now)}
+    before = rng.randint(4, 7)
+    open_before = rng.randint(0, before)
+    states["once"] = ["open"] * open_before + ["empty"] * (before - open_before)
+    nouns = iter(rng.sample(NOUNS, COUNTED + before))
+    clauses = []
+    for word, drawn in states.items():
+        rng.shuffle(drawn)
+        for size in sizes_of(len(drawn), rng):
+            items = [f"{drawn.pop()} {next(nouns)}" for _ in range(size)]
+            clauses.append(f"{word} {enumerated(items)}")
+    rng.shuffle(clauses)
+    return ["; ".join(clauses).capitalize() + ".", "How much is open now?"]
+
+
+RULES = {"MNLI": reach, "SST-2": scope, "STS-B": tally}
 
 
 def write_tasks(folder):
-    """Write train and dev of both tasks below a folder, unless they exist. Returns it."""
+    """Write train and dev of each task below a folder, unless they exist. Returns it."""
     folder = Path(folder)
-    mark = folder / "made"
-    if not mark.exists():
-        tasks = {name: (rule, *GLUE[name][1:]) for name, rule in RULES.items()}
-        parts = demo.deal(demo.read_documents())
-        for path, content in demo.glue_files(parts, tasks, LONGEST):
+    absent = [name for name in RULES if not (folder / name / "made").exists()]
+    parts = demo.deal(demo.read_documents()) if absent else {}
+    for name in absent:
+        task = {name: (RULES[name], *GLUE[name][1:])}
+        for path, content in demo.glue_files(parts, task, LONGEST[name]):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(content, encoding="utf-8")
-        mark.touch()
+        (folder / name / "made").touch()
     return folder
