@@ -152,17 +152,13 @@ def small_build(monkeypatch):
         monkeypatch.setattr(making, f"{name}_files", lambda parts=None: [("a.txt", "A")])
 
 
-def test_demo_data_replaces_no_folder_of_others_and_what_a_kill_left(small_build, monkeypatch):
+def test_demo_data_are_whole_or_absent_and_of_this_recipe(small_build, monkeypatch):
     folder = Path("demo")
-    others = write("demo.part/mine", "mine")
-    with pytest.raises(UserError, match="demo.part: made by another program"):
-        make_demo(folder)
-    others.rename("mine")
-    others.parent.rmdir()
     with monkeypatch.context() as patch:
         patch.setattr(making, "cifar10_files", None)
         with pytest.raises(TypeError):
             make_demo(folder)
+    assert not [*Path().iterdir()]
     assert make_demo(folder)["sha256"]
     write(folder / "demo.json", {"recipe": 1})
     with pytest.raises(UserError, match="made by another version"):
