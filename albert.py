@@ -669,7 +669,7 @@ def summed_loss(logits, labels):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # the file alone: model, masks, optimizer
+if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
     from common import cli, squad
     from common.cli import Stop, UserError
     from common.files import existing, load_file, read_json, save_file

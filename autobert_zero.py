@@ -18,7 +18,7 @@ Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a l
          score_candidate, search (Alg. 1), train_step. Skip at first: canonical, the text form,
          find_softmax_attention, band_matrix, slot, grow, the edits, and everything between search
          and train_step.
-Differs: There are 46 departures from the paper, D1 to D46: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 47 departures from the paper, D1 to D47: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import collections
@@ -784,6 +784,9 @@ def count(arch, cfg):
     attention_parameters is "#Params of Att" of Tables 3 and 5: the input projections of the mixers,
     without W_O.
     """
+    # D47: FLOPs are of matrix products and convolutions, and embeddings are look-ups. App. D.3
+    # counts as ELECTRA, which adds element-wise operations, and embeddings as products. Neither
+    # count gives the 2.3e10 of Table 2: here 2.06e10, and with embeddings as products 2.65e10
     custom = {torch.ops.aten._euclidean_dist: distance_flops}
     with torch.device("meta"):
         model = LanguageModel(arch, cfg)
@@ -1134,8 +1137,10 @@ def choose(children, position, rng, priority):
 def edit_attention(parent, rng, priority):
     """A legal attention one edit away, or the parent if there is none.
 
-    The edit and the edited operation are uniform. The priorities of a position in the child draw
-    the new operation (Sec. 3.2: a path of length k uses the first k distributions).
+    The edit and the edited operation are uniform. The priorities of a position draw the operation
+    that the child has there (Sec. 3.2: a path of length k uses the first k distributions). It is
+    the new one, unless the edit changes the order of evaluation: neg(Q) @ K.T evaluates neg before
+    K.T, which keeps its operation at the position.
     """
     edits = [*itertools.product(EDITS, range(len(path_of(parent))))]
     for edit, index in rng.sample(edits, len(edits)):
@@ -1656,7 +1661,7 @@ def summed_loss(logits, labels):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # the file alone: model, super-net, searcher
+if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
     from common import cli, glue
     from common.cli import Diverged, Stop, UserError
     from common.files import jsonl, load_file, read_json, save_file, write_atomic, write_json
@@ -1720,7 +1725,7 @@ def make_optimizer(model, weight_decay):
 def language_batch(segments, tokenizer, cfg, seed_number, device):
     """data.corpus.Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,)
     unless there is no padding, masked_positions and labels (M,), next_labels (B,). Label -100:
-    nothing to predict. seed_number: unique among training batches."""
+    nothing to predict. seed_number: different for each batch of the same length."""
     generator = generator_of(cfg.seed, "mask", seed_number)
     second, second_length, next_labels = draw_next_sentence(segments, generator)
     ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
@@ -1741,6 +1746,12 @@ def language_batch(segments, tokenizer, cfg, seed_number, device):
     return send(batch, device)
 
 
+# D39: training may start with short sequences, from which an attention-only network learns word
+# order sooner. The first --short of the steps have four times as many sequences of a quarter of the
+# length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps. This paper names 128
+# (App. D.2)
+
+
 def short_steps(cfg):
     """The number of steps with short sequences, at the start."""
     return round(cfg.short * cfg.steps)
@@ -1756,10 +1767,6 @@ def training_batches(data, cfg, ranks, begin, number=0):
     same for any number of processes. number: the round of a search. Its candidates read the same
     text, and the next round reads on."""
     for step in range(begin, cfg.steps):
-        # D39: training may start with short sequences, from which an attention-only network learns
-        # word order sooner. The first --short of the steps have four times as many sequences of a
-        # quarter of the length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps.
-        # This paper names 128 (App. D.2)
         times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
         first = times * cfg.batch * (number * cfg.steps + step)
@@ -1786,7 +1793,7 @@ def count_labels(batch):
 
 def summed_losses(network, batch, cfg):
     """The losses of masked tokens and of next sentences (2,), summed over labels (Sec. 4.1, App.
-    D.2). Table 4 names only the first for the small and large models."""
+    D.2)."""
     with autocast(cfg.dtype, batch["ids"].device):
         logits, next_logits = network(batch)  # (M, V), (B, 2)
     return torch.stack([summed_loss(logits, batch["labels"]),
@@ -2032,6 +2039,8 @@ def extend_positions(model, trained, length):
 def recipes(cfg):
     """{task: how it is fine-tuned} (App. D.1, D.2). GLUE inputs are as long as in pre-training. The
     paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
+    # D36: fine-tuning has App. D.1's learning rate, warm-up and weight decay, and one evaluation
+    # interval. App. D.2 chooses among 12 pairs of rate and decay, and two intervals
     warmup = 0.1 if cfg.preset == "demo" else 0.01
     paper = {"lr": 2e-5, "epochs": 3, "warmup": warmup, "batch": 32}
     table = {name: Recipe(length=cfg.length, main=task.metrics[0], **paper)
@@ -2133,8 +2142,6 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
     def work(job, mnli):
         name = jobs[job]
         number = int(job.rpartition("-")[2])
-        # D36: fine-tuning has App. D.1's learning rate and weight decay, and one evaluation
-        # interval. App. D.2 chooses among 12 pairs and two intervals
         settings = dataclasses.replace(cfg, seed=cfg.seed + number)
         start = source
         if mnli:

@@ -817,7 +817,7 @@ def distillation_losses(student, batch):
 # --- training -------------
 
 # a copy of this file alone has the model and the searcher
-if (Path(__file__).parent / "common").is_dir():
+if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
     from tqdm import tqdm
 
     from common import cli

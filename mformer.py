@@ -79,7 +79,7 @@ class Config:
     # D18: the vocabulary is a SentencePiece unigram model. The paper names none.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     train_examples: int = 0  # training examples (0: all)
-    held_out: int = 0  # examples. 0: none, or all --valid_text. Search: up to a tenth of own data
+    held_out: int = 0  # held-out examples. 0: none, or all --valid_text. Own data: up to a tenth
     # search space (Tables 1 and 2). Several values are the choices of a search. hidden, ffn and
     # heads are the decoder's too
     space: Literal["mixed", "linear", "softmax"] = "mixed"  # mFormer, cosFormer*, Transformer*
@@ -144,12 +144,10 @@ ATTEMPTS = 50  # draws for each new architecture of a generation. The released c
 # latency of the fastest sample if none is below it. The paper gives no limit. The released search
 # for images uses 15.06 ms.
 LIMIT_FRACTION = 0.9
-# D25*: architectures with noisy timings are kept. The released code drops one if the standard
-# deviation of its timings is at least 1.5% of their mean.
 UNTIMED = 5  # runs before the timed ones, as in HAT
 FEWEST = 20  # sub-nets that the rankers need
 FEWEST_COMPARED = 8  # held-out sub-nets for a rank correlation
-GEOMETRY = (  # settings that shape a model, taken from --init
+SHAPE = (  # settings of the model, taken from --init
     "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 DATA = {  # data flags of each task
     "cifar10": ("cifar10", "images"),
@@ -222,7 +220,7 @@ IMAGE_PRESETS = {  # a sub-dictionary holds for one action
         steps=600,
         save_every=6),
     # D10: the batches of Sec. 6 are per GPU: 64 images on each of 4, as in the released code, and
-    # 4,400 tokens on each of 8.
+    # 4,400 tokens on each of 8. Sec. 6.2's 100,000 tokens are no limit: 64 images have 12,608.
     "base": dict(batch=256, accumulate=4, search=dict(held_out=5000)),
 }
 TEXT_PRESETS = {
@@ -389,6 +387,15 @@ def widest(space):
     return build_arch(space, lambda name, choices, layer: max(choices))
 
 
+def smallest(space, pick_heads, pick_type):
+    """The architecture of the smallest widths and depths. pick_heads, pick_type: min or max."""
+    def choose(name, choices, layer):
+        if name.endswith("heads"):
+            return pick_heads(choices)
+        return pick_type(choices) if name in PARTS else min(choices)
+    return build_arch(space, choose)
+
+
 def sample_arch(space, rng):
     return build_arch(space, lambda name, choices, layer: rng.choice(choices))
 
@@ -480,7 +487,9 @@ PUBLISHED = {
             "connect=1,1,1,1,1,1 cross_types=plain,plain,plain,plain,plain,plain",
     },
 }
-for texts in PUBLISHED.values():  # the vanilla cosFormer has the vanilla Transformer's shape
+# The vanilla cosFormer has the vanilla Transformer's shape. Its decoder is linear too: Table 5 has
+# no BLEU for it.
+for texts in PUBLISHED.values():
     texts["cosformer"] = texts["transformer"].replace("plain", "linear")
 
 
@@ -513,7 +522,8 @@ def parse_arch(text, cfg):
     if named and attn_type:
         # D13: "all linear" is all layers of the encoder, "all softmax" every attention. Sec. 4.5
         # does not say.
-        arch = retype(arch, attn_type, PARTS if attn_type == "softmax" else PARTS[:1])
+        parts = PARTS if attn_type == "softmax" else ["types"]
+        arch = retype(arch, attn_type, parts)
     check_arch(arch, text, cfg)
     return arch
 
@@ -561,12 +571,12 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
     return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
 
 
-def cosines_at(positions, longest):
+def cosines_at(positions, M):
     """cos a_i and sin a_i of the angles a_i = pi/2 i/M in Eq. 3, for reweight(). positions i (T,),
-    longest M (B,) -> (B, T, 2). B is 1 if all sentences have the same M."""
-    longest = longest[:, None]
-    positions = positions.clamp(max=longest - 1)  # in padding, cosines would be negative
-    angles = (math.pi / 2) * positions / longest  # (B, T)
+    M (B,) -> (B, T, 2). B is 1 if all sentences have the same M."""
+    M = M[:, None]
+    positions = positions.clamp(max=M - 1)  # in padding, cosines would be negative
+    angles = (math.pi / 2) * positions / M  # (B, T)
     return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
 
@@ -605,9 +615,10 @@ def linear_state(k, v, mask):
 FLOOR = 1e-3
 
 
-def normalise(sums, weights, count):
-    """Numerators (..., D) divided by denominators (..., 1). count: the number of visible keys."""
-    return (sums / torch.maximum(weights, FLOOR * count)).to(sums.dtype)
+def normalise(numerators, denominators, count):
+    """The quotients (..., D). denominators (..., 1). count: the number of visible keys."""
+    denominators = torch.maximum(denominators, FLOOR * count)
+    return (numerators / denominators).to(numerators.dtype)
 
 
 def linear_read(q, state, total, count):
@@ -617,8 +628,8 @@ def linear_read(q, state, total, count):
 
 
 def linear_attention(q, k, v, cosines, mask=None):
-    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory, in one call. The
-    models keep linear_state if several queries read it.
+    """cosFormer attention (Eq. 3 with its normalisation) in O(T) time and memory. Attention does
+    the same in two steps, since several queries of a beam search read one state.
 
     q, k, v (B, N, T, D). cosines (B, T, 2). mask (B, T), True where there is no padding.
     -> (B, N, T, D)
@@ -804,8 +815,8 @@ class ImageModel(nn.Module):
         x = F.dropout(x, self.cfg.dropout, self.training)
         # D22: positions count the class token, then the patches row by row, as in the released
         # code. So the patch below is 14 positions away, for the cosine and for relative positions.
-        longest = torch.full((1,), self.tokens, device=x.device)  # one M for all images
-        cosines = cosines_at(torch.arange(self.tokens, device=x.device), longest)
+        M = torch.full((1,), self.tokens, device=x.device)  # for all images
+        cosines = cosines_at(torch.arange(self.tokens, device=x.device), M)
         x = self.layers(x, arch, cosines)[-1]
         return self.head(self.norm(x)[:, 1:].mean(1), self.head.bias.shape[1])
 
@@ -982,8 +993,8 @@ class Translator(nn.Module):
         lengths, memories = encoded
         x = self.embed(target, arch.decoder_hidden, first)
         positions = torch.arange(first, first + x.shape[1], device=x.device)
-        longest = lengths.new_full((1,), self.cfg.length)  # one M for all sentences (D1)
-        cosines = cosines_at(positions, longest)
+        M = lengths.new_full((1,), self.cfg.length)  # for all sentences (D1)
+        cosines = cosines_at(positions, M)
         cross_cosines = cosines_at(positions, lengths)  # M is the length of each source (D1)
         caches = caches or [None] * len(memories)
         for layer, memory, cache in zip(self.decoder_layers, memories, caches):
@@ -1194,8 +1205,9 @@ class Ranker:
     the architectures. 10% choose the weights to keep. The last 10% are held out for Kendall's tau.
     """
     # D6*: the ranker compares pairs, as in the paper. The released one is a regression by boosted
-    # trees, and measures the importance of a feature by its own |tau| with the values. The paper
-    # names no settings. The size of g and its training are ours, the 80% and 10% RankNAS's.
+    # trees. It reads only the means over the layers, and measures the importance of a feature by
+    # its own |tau| with the values. The paper names no settings. The size of g and its training are
+    # ours, the 80% and 10% RankNAS's.
 
     def __init__(self, space, archs, values, seed=0):
         generator = torch.Generator().manual_seed(seed)
@@ -1203,8 +1215,8 @@ class Ranker:
         self.x = self.inputs(archs)
         self.y = torch.tensor(values, dtype=torch.float64)
         tenth = max(2, len(archs) // 10)
-        order = torch.randperm(len(archs), generator=generator)
-        self.held_out, self.stopping, self.fitted_to = order.tensor_split([tenth, 2 * tenth])
+        rows = torch.randperm(len(archs), generator=generator)
+        self.held_out, self.validation, self.fitted_to = rows.tensor_split([tenth, 2 * tenth])
         self.mean = self.x[self.fitted_to].mean(0)
         self.scale = self.x[self.fitted_to].std(0).clamp(min=1e-3)
         with torch.random.fork_rng(devices=[]):
@@ -1216,13 +1228,13 @@ class Ranker:
 
     def fit(self, generator):
         """Minimise the cross-entropy of random pairs. Keep the weights with the best Kendall's tau
-        on self.stopping."""
+        on self.validation."""
         optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=3e-3, weight_decay=0.1, fused=True)
         best = -math.inf
         for step in range(401):
             if step % 20 == 0:
-                tau = self.quality(self.x, self.stopping)
+                tau = self.quality(self.x, self.validation)
                 if tau > best:
                     best = tau
                     weights = copy.deepcopy(self.network.state_dict())
@@ -1256,7 +1268,7 @@ class Ranker:
         its values are shuffled}, the largest drop first. The values are shuffled among the
         architectures that the ranker is not fitted to."""
         generator = torch.Generator().manual_seed(0)
-        unseen = torch.cat([self.held_out, self.stopping])
+        unseen = torch.cat([self.held_out, self.validation])
         intact = self.quality(self.x, unseen)
         drops = collections.Counter()
         end = 0
@@ -1442,6 +1454,8 @@ def run_once(model, batch, cfg):
 def measure_latency(arch, cfg, device):
     """Milliseconds of run_once: the mean without the fastest and slowest tenth (D8). With --cost
     flops, GFLOPs."""
+    # D25*: architectures with noisy timings are kept. The released code drops one if the standard
+    # deviation of its timings is at least 1.5% of their mean.
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
     with torch.device(device):
@@ -1521,18 +1535,8 @@ def measure_archs(archs, round_name, supernet, data, cfg, run, limit=math.inf, e
 def check_limit(space, cfg, device):
     """UserError if the fastest architecture breaks --latency_limit. It has the smallest widths and
     depths. The fastest number of heads and type depend on the device, so each end is measured."""
-    latencies = []
-    for pick_heads, pick_type in itertools.product((min, max), repeat=2):
-        picked = {}
-        for name, choices in space.items():
-            pick = min
-            if name.endswith("heads"):
-                pick = pick_heads
-            elif name in PARTS:
-                pick = pick_type
-            picked[name] = (pick(choices),)
-        arch = widest(picked)  # the only one of a space with one choice per feature
-        latencies.append(measure_latency(arch, cfg, device))
+    latencies = [measure_latency(smallest(space, *picks), cfg, device)
+                 for picks in itertools.product((min, max), repeat=2)]
     fastest = min(latencies)
     if fastest > cfg.latency_limit:
         raise UserError(f"--latency_limit {cfg.latency_limit}: the fastest architecture takes "
@@ -1636,7 +1640,7 @@ def print_summary(run, cfg):
                   f"{latency_text(result['latency_limit'], cfg)}")
     # The training uses the same data and shapes, but not the search's budget.
     run.print_result(cfg, "best.json", "--train", "--arch", run.folder / "best.json", same=(
-        "preset", "device", *GEOMETRY, *DATA[cfg.task], "train_examples", "tokenizer",
+        "preset", "device", *SHAPE, *DATA[cfg.task], "train_examples", "tokenizer",
         "vocab_size", "augment", "dropout"))
 
 # --- objective ------------
@@ -1756,7 +1760,6 @@ def train_supernet(model, data, cfg, run):
     begin = checkpoint.restore().get("step", 0)
     pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
-    arch = widest(space)
     speed = None
     bar = progress(ranks, cfg.steps, "super-net", begin)
     made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
@@ -1864,7 +1867,7 @@ def resolve(cfg, command, ranks, source):
         changes["vocab_size"] = min(cfg.vocab_size, 2000)
     if source:
         changes |= settings_from(
-            cfg, command, source.settings, source.path, GEOMETRY, ("vocab_size", "classes"))
+            cfg, command, source.settings, source.path, SHAPE, ("vocab_size", "classes"))
         if not cfg.cifar10 and not cfg.images:
             changes["images"] = source.settings["images"]
         if cfg.task == "wmt14":

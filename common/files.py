@@ -170,10 +170,10 @@ def fingerprints(paths, part=1 << 20):
 _locks = {}  # {path: open file} of this process
 
 
-def lock(path, wait=False, what="the run"):
-    """Hold the lock file `path` until release_locks() or the end of this process. Raises UserError
-    with the host and process that hold it, or with wait=True waits for them. On a shared folder it
-    excludes other machines only if the file system's flock does."""
+def lock(path):
+    """Hold the lock file `path` of a run until release_locks() or the end of this process. Raises
+    UserError with the host and process that hold it. On a shared folder it excludes other machines
+    only if the file system's flock does."""
     path = Path(path).absolute()
     if path in _locks:
         return
@@ -186,10 +186,8 @@ def lock(path, wait=False, what="the run"):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        if not wait:
-            raise UserError(f"{path.parent}: {what} is locked by {file.read().strip()}; wait for "
-                            "it, or choose another --out") from None
-        fcntl.flock(file, fcntl.LOCK_EX)
+        raise UserError(f"{path.parent}: the run is locked by {file.read().strip()}; wait for it, "
+                        "or choose another --out") from None
     except OSError as error:
         print(f"warning: {path.parent}: this file system has no locks ({error.strerror}); "
               "start one run per folder", file=sys.stderr)
@@ -198,8 +196,8 @@ def lock(path, wait=False, what="the run"):
     _locks[path] = file
 
 
-def release_locks(*paths):
-    """Release these locks, or all."""
-    for path in [Path(path).absolute() for path in paths] or list(_locks):
-        with _locks.pop(path) as file:
+def release_locks():
+    """Release all locks of this process."""
+    while _locks:
+        with _locks.popitem()[1] as file:
             fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still have the file open

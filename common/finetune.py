@@ -56,7 +56,7 @@ def parse_tasks(text, recipes, groups=()):
     for word in text.split(","):
         path = word.strip()
         if path and path.lower() not in by_word and Path(path).is_dir():
-            names.append(own_name(path, recipes))
+            names.append(own_name(path, recipes, names))
             continue
         if "/" in path or os.sep in path:
             raise UserError(f"{path}: no such folder")
@@ -66,7 +66,6 @@ def parse_tasks(text, recipes, groups=()):
                                 f"{', '.join(known)}, or name a folder with train and dev files "
                                 "of your own")
             names += by_word[each]
-    refuse_equal_names([name for name in names if isinstance(name, folder_task.FolderName)])
     return list(dict.fromkeys(names))
 
 
@@ -77,14 +76,6 @@ def task_words(recipes, groups):
     if squads := [name for name in recipes if name in SQUADS]:
         words["squad"] = squads
     return words | dict(groups)
-
-
-def refuse_equal_names(folders):
-    """UserError if two folders of the user's own tasks have the same name."""
-    paths = {name: name.path for name in folders}
-    for name in folders:
-        if name.path != paths[name]:
-            raise UserError(f"{name.path}: {paths[name]} has the same name; rename one of them")
 
 
 def data_flags(names):
@@ -98,12 +89,16 @@ def data_folder(name, cfg):
     return "".join(getattr(cfg, flag) for flag in data_flags([name]))
 
 
-def own_name(path, recipes):
-    """The FolderName of a user's own task. UserError if another task has the name."""
+def own_name(path, recipes, names):
+    """The FolderName of a user's own task. UserError if another task, known or in `names`, has the
+    name."""
     name = folder_task.FolderName(path)
     if name.lower() in {each.lower() for each in recipes} or data_flags([name]):
         raise UserError(f"{path}: {name} is the name of a known task; rename the folder, or give "
                         f"--finetune {name} with the folder that holds it")
+    for other in names:
+        if other == name and other.path != name.path:
+            raise UserError(f"{path}: {other.path} has the same name; rename one of them")
     name.files()
     return name
 

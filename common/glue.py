@@ -4,7 +4,8 @@ The official files are not CSV: quotes are plain text and often unbalanced, a fi
 byte-order mark and have Windows line ends, and some lines of QQP have lost columns. So a line is
 split at its tabs, and nothing else is interpreted.
 
-    train = encode(load(folder, "CoLA", "train"), tokenizer, max_length=128)
+    examples, skipped = load(folder, "CoLA", "train")
+    train = encode(examples, tokenizer, max_length=128)
     for batch in tasks.batches(train, 32, seed=1, epoch=0): ...
 """
 import contextlib
@@ -118,18 +119,13 @@ def parse_label(task, cell, place):
 
 
 def load(folder, name, split):
-    """Read one split of a task: a list of Example.
+    """Read one split of a task: (a list of Example, number of skipped lines).
 
     folder: has one folder per task. split: train, dev, test, and for MNLI also dev_mismatched,
     test_mismatched and test_diagnostic. Skips lines of train and dev with fewer columns than the
     header, or with text in more, up to a hundredth of the file. Raises UserError for more, and for
     an unknown label.
     """
-    return load_counting(folder, name, split)[0]
-
-
-def load_counting(folder, name, split):
-    """(examples, number of skipped lines) of load()."""
     task = TASKS[name]
     path = path_of(folder, name, split)
     if split.startswith("test"):
@@ -307,9 +303,12 @@ class GlueTask(tasks.Task):
     @staticmethod
     def read(name, folder, search=False):
         paths = files(folder, name, search)
-        loaded = {split: load_counting(folder, name, split) for split in paths}
-        examples = {split: each for split, (each, _) in loaded.items()}
-        skipped = {split: count for split, (_, count) in loaded.items() if count}
+        examples = {}
+        skipped = {}
+        for split in paths:
+            examples[split], count = load(folder, name, split)
+            if count:
+                skipped[split] = count
         return tasks.Source(examples, paths.get("test", "FILE"), TASKS[name], skipped)
 
     @staticmethod

@@ -155,7 +155,7 @@ class RunFolder:
             raise UserError(f"{self.folder}: {difference}")
         if restart:
             self._clear({*WRITES, *old.get("writes", ())})  # may have had other tasks
-        elif difference:  # data.inputs.open_text replaces a corpus that was made from other text
+        elif difference:  # data.inputs.open_corpus replaces a corpus that was made from other text
             self._clear({*WRITES} - {"corpus"})
         elif computed:
             self._resume(old)

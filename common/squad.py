@@ -312,12 +312,12 @@ def best_threshold(f1, odds, answerable, texts):
     return float(ranked[best - 1] if best else np.nextafter(ranked[0], -np.inf))
 
 
-def evaluate(questions, predictions, null_odds=None, threshold=0.0):
-    """The official scores, as fractions.
+def evaluate(questions, predictions, null_odds=None):
+    """The official scores, as fractions: exact and f1.
 
-    predictions: {id: text}. null_odds: {id: odds of "no answer"}. Answers with odds above the
-    threshold are withdrawn. None: the threshold with the best F1 on these questions. Returns exact
-    and f1, and with null_odds and unanswerable questions (2.0) the threshold.
+    predictions: {id: text}. null_odds: {id: odds of "no answer"}. With them and unanswerable
+    questions (2.0), answers with odds above the threshold with the best F1 are withdrawn, and the
+    result has this threshold.
     """
     answerable = np.array([not question.impossible for question in questions])
     version = 1 if answerable.all() else 2
@@ -327,8 +327,7 @@ def evaluate(questions, predictions, null_odds=None, threshold=0.0):
     result = {}
     if version == 2 and null_odds is not None:
         odds = np.array([null_odds[question.id] for question in questions])
-        if threshold is None:
-            threshold = best_threshold(scores[:, 1], odds, answerable, texts)
+        threshold = best_threshold(scores[:, 1], odds, answerable, texts)
         result["threshold"] = threshold
         scores = np.where((odds > threshold)[:, None], ~answerable[:, None], scores)
     exact, f1 = scores.mean(axis=0).tolist()
@@ -380,7 +379,7 @@ class SquadTask(tasks.Task):
         exceed the threshold with the best F1 on dev are withdrawn, as in the written files."""
         predictions = self.answers(outputs)
         odds = predictions.null_odds if self.name == "SQuAD2.0" else None
-        scores = evaluate(self.examples["dev"], predictions.texts, odds, threshold=None)
+        scores = evaluate(self.examples["dev"], predictions.texts, odds)
         return {**scores, "main": scores["f1"]}
 
     def write(self, split, outputs, folder):

@@ -20,8 +20,8 @@ import pathlib
 import pydoc_data.topics
 import random
 import re
-import shutil
 import sysconfig
+import tempfile
 from collections import namedtuple
 from itertools import chain
 
@@ -30,11 +30,11 @@ import torch
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import lock, read_json, release_locks
+from common.files import read_json
 from data.text import split_sentences
 
 RECIPE = 16  # raised when a rule in this file changes. Demo data of another recipe is refused
-MARK = "demo.json"  # identifies a folder. It is empty in an unfinished one
+MARK = "demo.json"  # identifies a folder. Written last
 SEED = 20
 
 # --- text ---
@@ -579,9 +579,7 @@ def cifar10_files():
 
 # --- the folder ---
 def build(folder):
-    """Write all demo data below `folder`, the content of demo.json last."""
-    folder.mkdir(exist_ok=True)
-    (folder / MARK).touch()
+    """Write all demo data below `folder`, demo.json last."""
     documents = read_documents()
     parts = deal(documents)
     digest = hashlib.sha256()
@@ -622,32 +620,18 @@ def make_demo(folder):
     Returns a dictionary of strings: the folders corpus, glue, squad, race, cifar10, the prefixes
     train_text, valid_text, test_text of .en and .de, and the sha256 of the contents. The folder
     gets its name only when it is complete, so a killed run leaves no incomplete folder there. If
-    two processes need it at once, one makes it and the other waits. UserError if `folder` has other
-    content. Complete demo data is only read, and may be on a read-only disk."""
+    two processes make it at once, the first to finish keeps its own. UserError if `folder` has
+    other content. Complete demo data is only read, and may be on a read-only disk."""
     folder = pathlib.Path(folder)
-    place = folder.resolve()  # a link to an empty folder stays a link
-    made = place.with_name(f"{place.name}.part")
-    held = place.with_name(f"{place.name}.lock")
     if not is_complete(folder):
+        place = folder.resolve()  # a link to an empty folder stays a link
         place.parent.mkdir(parents=True, exist_ok=True)
-        lock(held, wait=True, what="the demo data")
-        try:
+        with tempfile.TemporaryDirectory(prefix="demo-", dir=place.parent) as scratch:
+            made = pathlib.Path(scratch, "demo")
+            build(made)
             if not is_complete(folder):
-                remove_unfinished(made)
-                build(made)
                 made.rename(place)
-        finally:
-            release_locks(held)
     paths = {name: str(folder / name) for name in ("corpus", "glue", "squad", "race", "cifar10")}
     for part in ("train", "valid", "test"):
         paths[f"{part}_text"] = str(folder / "translation" / part)
     return {**paths, "sha256": read_json(folder / MARK, dict)["sha256"]}
-
-
-def remove_unfinished(made):
-    """Delete an unfinished folder of build(). UserError if another program made it."""
-    if made.exists() and any(made.iterdir()) and not (made / MARK).exists():
-        raise UserError(f"{made}: made by another program, and the demo data are made under this "
-                        "name; rename it")
-    if made.exists():
-        shutil.rmtree(made)

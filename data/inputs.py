@@ -67,16 +67,30 @@ def find_inputs(ranks, action, data, models, tasks=(), languages=(), opens_token
 
 
 def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init, given):
-    """The text and the vocabulary of --corpus, as Data. Makes missing token files in the run folder
-    `folder`, where --init looks for the tokenizer. given: as in Command."""
-    tokenizer, train, dev = open_text(ranks, folder, corpus, tokenizer, vocab_size, held_out)
+    """The text and the vocabulary of --corpus, as Data. given: as in Command.
+
+    A prepared corpus is used with the tokenizer in its folder. Otherwise the tokenizer is
+    --tokenizer or trained, and the token files are made once, in folder/corpus. `folder` is the run
+    folder, where --init looks for the tokenizer."""
+    prepared = Path(corpus[0]) if is_prepared(corpus) else Path(folder) / "corpus"
+
+    def make():  # without a result, which on_main would send to all processes
+        make_corpus(corpus, prepared, vocab_size, tokenizer, workers=os.cpu_count() or 1,
+                    replace=True)
+
+    if not is_prepared(corpus):
+        on_main(ranks, make)
+    loaded = load_tokenizer(tokenizer or prepared)
+    if loaded.mask_id is None:
+        raise UserError(f"{loaded.path}: lacks [MASK], which pre-training needs; use another")
+    train, dev = Corpus(prepared, loaded).split(held_out)
     summary = train.summary(len(dev.ids), hint=not is_demo(corpus))
     print0(ranks, f"{' '.join(corpus)}: {summary}")
-    check_size(tokenizer, vocab_size, given)
+    check_size(loaded, vocab_size, given)
     if init:
-        on_main(ranks, check_vocabulary, Path(init), tokenizer)
-    on_main(ranks, tokenizer.save, folder)
-    return Data(ranks.device, tokenizer, train, dev)
+        on_main(ranks, check_vocabulary, Path(init), loaded)
+    on_main(ranks, loaded.save, folder)
+    return Data(ranks.device, loaded, train, dev)
 
 
 def check_size(tokenizer, vocab_size, given):
@@ -203,26 +217,6 @@ def print_after_training(run, cfg, best, ending="-exported"):
 def is_prepared(paths):
     """Whether `data/prepare.py corpus` made this corpus."""
     return len(paths) == 1 and (Path(paths[0]) / "meta.json").exists()
-
-
-def open_text(ranks, folder, corpus, tokenizer, vocab_size, held_out):
-    """(tokenizer, Corpus to train on, held-out Corpus) of --corpus.
-
-    A prepared corpus is used with the tokenizer in its folder. Otherwise the tokenizer is
-    --tokenizer or trained, and the token files are made once, in folder/corpus.
-    """
-    target = Path(corpus[0]) if is_prepared(corpus) else Path(folder) / "corpus"
-
-    def make():
-        if target != Path(corpus[0]):
-            make_corpus(corpus, target, vocab_size, tokenizer, workers=os.cpu_count() or 1,
-                        replace=True)
-
-    on_main(ranks, make)
-    loaded = load_tokenizer(tokenizer or target)
-    if loaded.mask_id is None:
-        raise UserError(f"{loaded.path}: lacks [MASK], which pre-training needs; use another")
-    return loaded, *Corpus(target, loaded).split(held_out)
 
 
 def open_tokenizer(path, init):

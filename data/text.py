@@ -315,13 +315,11 @@ def difference(before, about):
     """The difference between a folder's vocabulary.json and a command's, in words."""
     if before.get("sources") != about["sources"]:
         return "holds other files than a corpus of this text"
-    blank = {"documents": "blank"}
-    before = blank | before
-    about = blank | about
-    names = [name for name in about if before.get(name) != about[name]]
-    parts = [f"--{name} {before.get(name)}, now {about[name]}" for name in names
-             if name != "tokenizer"]
-    parts += ["another --tokenizer"] * ("tokenizer" in names)
+    parts = []
+    for name, value in about.items():
+        if before.get(name) != value:
+            parts.append("another --tokenizer" if name == "tokenizer"
+                         else f"--{name} {before.get(name)}, now {value}")
     return f"was made with {', '.join(parts)}"
 
 
@@ -337,11 +335,10 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
     files = text_files(paths)
     given = tokenizer and load_tokenizer(tokenizer)
     about = {"vocab_size": vocab_size, "tokenizer": given and given.fingerprint,
-             "sources": fingerprints(files)}
-    if documents != "blank":
-        about["documents"] = documents
+             "documents": documents, "sources": fingerprints(files)}
     mark = folder / "vocabulary.json"
-    before = read_json(mark, dict) if mark.exists() else {}
+    # earlier versions left "blank" out
+    before = {"documents": "blank", **read_json(mark, dict)} if mark.exists() else {}
     others = {*folder.glob("*")} - ({mark} if "sources" in before else set())
     if others and before != about:
         if not replace:

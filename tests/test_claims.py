@@ -82,7 +82,7 @@ def test_studies_of_the_open_space_run_at_their_smallest(monkeypatch):
         return dataclasses.replace(settings(seed, glue), steps=2, warm_times=1)
 
     monkeypatch.setattr(search_table, "settings", smallest)
-    monkeypatch.setattr(search_table, "TASKS", {"MNLI": 64, "SST-2": 64})
+    monkeypatch.setattr(search_table, "TASKS", {"MNLI": 64, "SST-2": 64, "STS-B": 64})
     small = {"population": 2, "rounds": 1, "parents": 1, "children": 1}
     for name, value in {"PAIRS": 2, "BEST": 2, "TIMES": 2, "SEARCH": small}.items():
         monkeypatch.setattr(open_space, name, value)

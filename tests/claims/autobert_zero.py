@@ -127,8 +127,6 @@ def table(options):
           "curves (Figure 6)"),
     Claim("replay-evolution", "OP-NAS finds better networks than an evolution with uniform "
           "mutations", "curves (Figure 6)"),
-    Claim("replay-sharper", "Eq. 3 as printed finds better networks than with a sharper softmax",
-          "our question"),
     picture=lines("candidates", "true score of the five best, MNLI, up to 775"))
 def replay(options):
     """Searches of 1,000 seeds, replayed on the record of `table` (search_replay.py). A search sees
