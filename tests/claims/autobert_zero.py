@@ -11,6 +11,7 @@ from data.text import make_corpus
 from tests.claims import search_replay, search_table
 from tests.claims.open_space import open_pairs, open_parts, open_reliability
 from tests.claims.pictures import lines
+from tests.claims.real_text import real_text
 from tests.claims.search_sharing import sharing
 from tests.claims.search_tasks import write_tasks
 from tests.claims.study import ROOT, Claim, bootstrap, counted, in_turns, main, read, study
