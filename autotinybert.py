@@ -1752,6 +1752,24 @@ def words_of_search(phase):
             for word in sys.argv[1:] if word != "--restart"]
 
 
+def may_change(cfg):
+    """The settings that a further command in the run folder may change. Latencies serve each search
+    of their space, a SuperPLM each limit, and candidates only their own."""
+    if Path(cfg.out, "candidates").exists():
+        return ()
+    if Path(cfg.out, "superplm").exists():
+        return LIMITS
+    return dataclasses.asdict(cfg).keys() - {*OF_LATENCIES}
+
+
+def hint_of(cfg):
+    """What a refusal of other settings adds if a SuperPLM can be used again."""
+    if not any(Path(cfg.out, name).exists() for name in ("superplm", "candidates")):
+        return ""
+    return (f"; with --init {cfg.init or cfg.out} and a new --out, its latencies and its SuperPLM "
+            "are used again")
+
+
 def search(cfg, command):
     """All four phases, in one run folder, or --superplm or --latency alone."""
     phase = command.action
@@ -1762,17 +1780,8 @@ def search(cfg, command):
         names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
         text = phase != "latency"
         inputs = find_data(cfg, command, ranks, names, text)
-        # latencies serve each search of their space, a SuperPLM each limit, candidates only theirs
-        replaces = LIMITS
-        hint = (f"; with --init {cfg.init or cfg.out} and a new --out, its latencies and its "
-                "SuperPLM are used again")
-        if Path(cfg.out, "candidates").exists():
-            replaces = ()
-        elif not Path(cfg.out, "superplm").exists():
-            replaces = dataclasses.asdict(cfg).keys() - {*OF_LATENCIES}
-            hint = ""
-        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES, replaces=replaces,
-                        hint=hint)
+        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES,
+                        replaces=may_change(cfg), hint=hint_of(cfg))
         if not run.finished():
             cfg = dataclasses.replace(cfg, **inputs.flags)
             if text:
