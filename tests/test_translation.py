@@ -6,11 +6,10 @@ import pytest
 from small_runs import ALONE, write
 
 from common.cli import UserError
-from common.files import write_json
 from data import translation
 from data.images import (
     Pictures, TrainingPictures, class_numbers, find_images, load_cifar10, pixel_statistics,
-    print_differences, read_npz, read_spec, save_spec)
+    print_differences, read_npz)
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -134,19 +133,6 @@ def test_images_are_held_out_and_normalised():
     assert sorted([*trained, *held.round().int().tolist()]) == [*range(20)]
     assert batch["labels"].tolist() == (held.round() % 2).tolist()
     assert batch["images"].std() < 2
-
-
-def test_a_network_keeps_its_pixel_statistics():
-    """Also in a folder of an earlier version, with other statistics for CIFAR-10."""
-    spec = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.2, 0.2]}
-    save_spec(".", spec)
-    save_spec(".", spec)
-    with pytest.raises(UserError, match="other classes or pixel statistics"):
-        save_spec(".", spec | {"mean": [0.4, 0.5, 0.5]})
-    assert read_spec(".") == spec
-    write_json("images.json", {"classes": ["a", "b"]})
-    with pytest.raises(UserError, match="images.json: mean is missing; train"):
-        read_spec(".")
 
 
 GREY = np.zeros((2, 8, 8), np.uint8)
