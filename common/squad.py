@@ -34,23 +34,22 @@ WINDOW = np.dtype([(name, np.int32) for name in (
     "question", "paragraph", "start", "length", "own", "own_end")])
 # a tokenised paragraph: token ids, and start and end of each token in the text
 Context = namedtuple("Context", "ids starts ends")
-# answers: tuple of (text, start in context)
-Question = namedtuple("Question", "id text context answers impossible")
+# answers: tuple of (text, start in context), empty if unanswerable
+Question = namedtuple("Question", "id text context answers")
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
 
 # Files
 
 
-def read_answers(entry, question, place):
-    """The Question with the answers of its entry of "qas". Raises UserError if an answer is not in
-    the paragraph."""
+def read_answers(entry, context, place):
+    """The answers of an entry of "qas". Raises UserError if one is not in the paragraph."""
     answers = tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
     for text, start in answers:
-        if not text or start < 0 or not question.context.startswith(text, start):
+        if not text or start < 0 or not context.startswith(text, start):
             raise UserError(f"{place}: the answer {text[:50]!r} is not at character {start}; "
                             "correct answer_start")
-    return question._replace(answers=answers, impossible=not answers)
+    return answers
 
 
 def files(folder, name):
@@ -69,14 +68,12 @@ def load(path, with_answers=True):
     try:
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
+                context = paragraph["context"]
                 for entry in paragraph["qas"]:
-                    "".join([entry["question"], paragraph["context"]]).encode()  # fails: no text
-                    question = Question(
-                        entry["id"], entry["question"], paragraph["context"], (), False)
-                    place = f"{path}: question {question.id}"
-                    if with_answers:
-                        question = read_answers(entry, question, place)
-                    questions.append(question)
+                    place = f"{path}: question {entry['id']}"
+                    "".join([entry["question"], context]).encode()  # fails: no text
+                    answers = read_answers(entry, context, place) if with_answers else ()
+                    questions.append(Question(entry["id"], entry["question"], context, answers))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{place}: not in the official layout ({type(error).__name__}: {error}); "
                         "take the official SQuAD file") from None
@@ -319,7 +316,7 @@ def evaluate(questions, predictions, null_odds=None):
     questions (2.0), answers with odds above the threshold with the best F1 are withdrawn, and the
     result has this threshold.
     """
-    answerable = np.array([not question.impossible for question in questions])
+    answerable = np.array([bool(question.answers) for question in questions])
     version = 1 if answerable.all() else 2
     texts = [predictions[question.id] for question in questions]
     scores = np.array([question_scores(question, text, version)

@@ -141,7 +141,7 @@ def test_extract_returns_the_best_of_all_spans(tokenizer, questions, monkeypatch
 def questions_with(*answers):
     """Questions with these answers. () is unanswerable."""
     return [
-        squad.Question(f"q{i}", "?", "c", tuple((text, 0) for text in texts), not texts)
+        squad.Question(f"q{i}", "?", "c", tuple((text, 0) for text in texts))
         for i, texts in enumerate(answers)
     ]
 
