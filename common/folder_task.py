@@ -69,10 +69,7 @@ class FolderName(str):
             if there and not (search and split == "test"):
                 found[split] = there[0]
             if not there and split != "test":
-                kinds = [path.suffix for path in found.values()] + [
-                    ending for ending in ENDINGS if any(self.path.glob(f"*{ending}"))]
-                missing = self.path / f"{split}{[*kinds, *ENDINGS][0]}"
-                raise UserError(f"{missing}: no such file; {FIX}")
+                raise UserError(f"{self.path / split}{' or '.join(ENDINGS)}: no such file; {FIX}")
         return found
 
 

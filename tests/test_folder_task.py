@@ -81,10 +81,10 @@ def test_files_that_are_missing_or_twice_are_named():
         name.files()
     Path("t/dev.tsv").unlink()
     Path("t/dev.csv").unlink()
-    with pytest.raises(UserError, match="dev.csv: no such file"):
+    with pytest.raises(UserError, match="dev.tsv or .csv: no such file"):
         name.files()
     Path("t/train.csv").rename("t/dev.csv")
-    with pytest.raises(UserError, match="train.csv: no such file"):
+    with pytest.raises(UserError, match="train.tsv or .csv: no such file"):
         name.files()
 
 
