@@ -97,19 +97,14 @@ def launch(device, dtype="auto"):
 def read_launch():
     """(rank, number of processes, local rank) from torchrun's environment variables. Raises
     UserError if they are inconsistent."""
-    numbers = []
-    for name, default in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
-        text = os.environ.get(name, default)
-        if not text.isdecimal():
-            raise UserError(f"{name}={text}: not a number; {UNSET}")
-        numbers.append(int(text))
-    rank, size, _ = numbers
+    rank = int(os.environ.get("RANK", 0))
+    size = int(os.environ.get("WORLD_SIZE", 1))
     if rank >= size:
         raise UserError(f"RANK={rank} in WORLD_SIZE={size}: the rank must be smaller; {UNSET}")
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if size > 1 and missing:
         raise UserError(f"WORLD_SIZE={size} without {' and '.join(missing)}; {UNSET}")
-    return numbers
+    return rank, size, int(os.environ.get("LOCAL_RANK", 0))
 
 
 def backend_of(device):
