@@ -49,13 +49,10 @@ def read_weights(folder):
     readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": load_file}
     for name, read in readers.items():
         index = Path(folder) / f"{name}.index.json"
-        parts = [name]
+        parts = [name] if Path(folder, name).is_file() else []
         if index.is_file():
-            weight_map = read_json(index, dict).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise UserError(f"{index}: lacks weight_map; fetch it again")
-            parts = sorted(set(weight_map.values()))
-        if index.is_file() or Path(folder, name).is_file():
+            parts = sorted(set(read_json(index, dict)["weight_map"].values()))
+        if parts:
             weights = {}
             for part in parts:
                 path = existing(Path(folder, part), f"{index} names it; fetch it too")

@@ -39,12 +39,6 @@ KEEP = "min(len(first), max(room - len(second), (room + 1) // 2))  # the longer 
 KEEP_QUESTION = "min(len(first), 64)  # of the question; a longer passage loses its end"
 
 
-def replaced(text, old, new):
-    """The text with its single `old` replaced by `new`."""
-    before, after = text.split(old)  # ValueError unless there is exactly one
-    return before + new + after
-
-
 def without_function(text, name):
     """The text of a template without one of its functions, which must have no empty line."""
     text, count = re.subn(rf"\n\n\ndef {name}\(.*?(?=\nFILL|\n\n)", "", text, flags=re.DOTALL)
@@ -66,7 +60,8 @@ def sources(home, *names):
     order. Layers get a generated class of attentions."""
     # by name, since line numbers change if the file is edited during a search
     text = Path(home.__file__).read_text(encoding="utf-8")
-    text = replaced(text, "AttentionMixer(layer, ", "layer(")
+    before, after = text.split("AttentionMixer(layer, ")  # ValueError unless there is exactly one
+    text = f"{before}layer({after}"
     nodes = {node.name: node for node in ast.parse(text).body
              if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     todo = list(names)
