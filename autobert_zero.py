@@ -1007,10 +1007,11 @@ def ranked(history):
 
 class OperationPriority:
     """Priorities of operations from the history (Sec. 3.2): one distribution over OPS per position,
-    for all attention layers, and one over KERNELS per layer."""
+    for all attention layers, and one over KERNELS per layer. Other strategies than op-nas have no
+    samples, so that all options are equally probable."""
 
     def __init__(self, history, cfg):
-        self.cfg = cfg
+        self.alpha = cfg.alpha
         # {(position, operation) or (layer, kernel): scores of the candidates that have it}
         self.samples = collections.defaultdict(list)
         if cfg.strategy != "op-nas":
@@ -1031,7 +1032,7 @@ class OperationPriority:
         # D9: scores are fractions, so that the softmax is nearly uniform. The paper gives no unit.
         # Percent makes it nearly a maximum, and found worse networks (tests/claims, replay)
         samples = [self.samples[position, option] for option in options]
-        bounds = dict(zip(options, ucb(samples, self.cfg.alpha)))
+        bounds = dict(zip(options, ucb(samples, self.alpha)))
         legal = legal or options
         top = max(bounds[option] for option in legal)  # so that exp does not overflow
         weights = [math.exp(bounds[option] - top) if option in legal else 0.0
@@ -1157,7 +1158,7 @@ def edit_attention(parent, rng, priority):
     return parent
 
 
-def mutate(parent, rng, priority):
+def mutate(parent, rng, priority, cfg):
     """A child of an architecture (Alg. 1, lines 6, 7). First, a random layer may change its kind.
     Then a random layer changes inside, by the priorities."""
     child = list(parent)
@@ -1171,7 +1172,7 @@ def mutate(parent, rng, priority):
             # D24: half of the new attentions are copies of another layer's
             child[layer] = rng.choice(attentions)
         else:
-            child[layer] = sample_attention(rng, priority.cfg)
+            child[layer] = sample_attention(rng, cfg)
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
         child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
@@ -1209,7 +1210,7 @@ def propose(history, number, cfg):
             turn = len(proposals) // cfg.children  # a parent has all its children in one turn
             line = parents[turn % len(parents)]
             parent = line["id"]
-            arch = mutate(parse_arch(line["arch"]), rng, priority)  # Alg. 1, lines 6, 7
+            arch = mutate(parse_arch(line["arch"]), rng, priority, cfg)  # Alg. 1, lines 6, 7
         else:
             parent = None
             arch = sample_arch(rng, cfg)  # Alg. 1, line 1
@@ -1220,13 +1221,13 @@ def propose(history, number, cfg):
     return proposals
 
 
-def score_candidate(arch, number, supernet, data, cfg, path):
+def score_candidate(arch, round_number, supernet, data, cfg, path):
     """Evaluate one candidate (App. D.1, "model evaluation"): pre-train it, then fine-tune copies of
     it on the proxy tasks. Returns {score, scores, diverged, seconds}. Saves the pre-trained weights
     as path.pt.
 
-    number: the round, which selects a part of the text. Networks that are trained again, and
-    the warm start, read on from where round 0 begins.
+    Each round reads its own part of the text. The warm start and the finalists have more steps:
+    they read round 0's part, and on into the next.
     """
     began = time.perf_counter()
     model = LanguageModel(arch, cfg, shared=True)
@@ -1239,7 +1240,7 @@ def score_candidate(arch, number, supernet, data, cfg, path):
     scores = {}
     diverged = False
     try:
-        train_candidate(model, optimizer, data, cfg, checkpoint, number)
+        train_candidate(model, optimizer, data, cfg, checkpoint, round_number)
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
     except Diverged:
@@ -1253,25 +1254,27 @@ def score_candidate(arch, number, supernet, data, cfg, path):
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
-def train_candidate(model, optimizer, data, cfg, checkpoint, number):
-    """Pre-train one candidate in this process, from its checkpoint. number: the round. Raises
-    Diverged, and Stop after SIGTERM."""
+def train_candidate(model, optimizer, data, cfg, checkpoint, round_number):
+    """Pre-train one candidate in this process, from its checkpoint. Raises Diverged, and Stop after
+    SIGTERM."""
     alone = checkpoint.ranks
     begin = checkpoint.restore().get("step", 0)
     network = prepare_model(model, alone, cfg.compile)
     pace = Pace(alone, cfg.steps, cfg.save_every)
     means = Means(alone)
-    made = prefetch(training_batches(data, cfg, alone, begin, number), data.device)
+    made = prefetch(training_batches(data, cfg, alone, begin, round_number), data.device)
     model.train()
     steps = job_progress(range(begin, cfg.steps), "pretrain", cfg.steps, begin)
     for step, batches in zip(steps, made):
         set_rate(optimizer, learning_rate(step, cfg))
-        means.add(train_step(step, network, optimizer, batches, cfg, alone, number), tokens=0)
-        stop, save, log = pace(step + 1)
+        numbers = train_step(step, network, optimizer, batches, cfg, alone, round_number)
+        means.add(numbers, tokens=0)
+        done = step + 1
+        stop, save, log = pace(done)
         if log:
-            means.take(step + 1)  # raises Diverged
+            means.take(done)  # raises Diverged
         if save:
-            checkpoint.save(step=step + 1)
+            checkpoint.save(step=done)
         if stop:
             raise Stop
 
@@ -1290,7 +1293,7 @@ def score_task(model, task, cfg, device):
     return max(task.score("dev", predict(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
-def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
+def score_candidates(archs, round_number, supernet, run, name, data, cfg, best=1.0):
     """Evaluate {id: architecture}, distributed over the processes. Returns {id: result}. Long
     formulas go first, since they tend to take longest.
 
@@ -1301,7 +1304,7 @@ def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
     texts = {key: arch_text(arch) for key, arch in archs.items()}
 
     def evaluate(key):
-        return score_candidate(archs[key], number, supernet, data, cfg, folder / str(key))
+        return score_candidate(archs[key], round_number, supernet, data, cfg, folder / str(key))
 
     def length(key):
         return len(texts[key])
@@ -1309,7 +1312,7 @@ def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
     def report(key, result):
         if data.tasks:  # a warm start has none
             print0(run.ranks, candidate_line(key, result, archs[key], best, cfg))
-        run.log("candidate", number, job=f"{name}/{key}", arch=texts[key], **result)
+        run.log("candidate", round_number, job=f"{name}/{key}", arch=texts[key], **result)
 
     results = share_out(
         run.ranks, list(archs), folder, name, evaluate, cost=length, report=report)
@@ -1326,13 +1329,14 @@ def search(supernet, run, data, cfg):
     for number in range(begin, len(round_sizes(cfg))):
         name = f"round-{number}"
         proposals = propose(history, number, cfg)  # lines 1, 4 to 7
-        archs = {key: arch for key, (_, arch) in enumerate(proposals, len(history))}
+        by_id = dict(enumerate(proposals, len(history)))
+        archs = {key: arch for key, (_, arch) in by_id.items()}
         best = score_to_beat(history, data)
         results = score_candidates(  # lines 2, 8, 9
             archs, number, supernet, run, name, data, cfg, best)
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
-            for key, (parent, arch) in enumerate(proposals, len(history))]
+            for key, (parent, arch) in by_id.items()]
         if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
             supernet.write_back(
                 (archs[line["id"]], load_file(run.folder / name / f"{line['id']}.pt"))
@@ -1762,14 +1766,14 @@ def short_times(cfg):
     return min(4, cfg.length // 8)
 
 
-def training_batches(data, cfg, ranks, begin, number=0):
+def training_batches(data, cfg, ranks, begin, round_number=0):
     """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
-    same for any number of processes. number: the round of a search. Its candidates read the same
-    text, and the next round reads on."""
+    same for any number of processes. All candidates of a round read the same text, and the next
+    round reads on."""
     for step in range(begin, cfg.steps):
         times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
-        first = times * cfg.batch * (number * cfg.steps + step)
+        first = times * cfg.batch * (round_number * cfg.steps + step)
         segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
         # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
         # that few are padded. The paper does not say how a batch is divided
@@ -1800,14 +1804,13 @@ def summed_losses(network, batch, cfg):
                         summed_loss(next_logits, batch["next_labels"])])
 
 
-def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
+def train_step(step, network, optimizer, batches, cfg, ranks, round_number=0):
     """One step on this process's micro-batches. Returns {name: tensor ()}, both losses and the
-    gradient norm. Their means over the processes are those of the whole batch. number: the round of
-    a search."""
+    gradient norm. Their means over the processes are those of the whole batch."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
     losses = torch.zeros_like(totals)
-    first = number * cfg.steps * cfg.batch
+    first = round_number * cfg.steps * cfg.batch
     for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         seed_everything(cfg.seed, "language model", first, step, micro)  # dropout
         with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
@@ -1871,13 +1874,13 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     """{"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} on held-out sequences, which are the
     same for all seeds and batch sizes. The host waits for a GPU once, to read the sums."""
     batch_size = 16
-    dev_cfg = dataclasses.replace(cfg, seed=0)
+    cfg = dataclasses.replace(cfg, seed=0)
     dtype = torch.float32 if ranks.device.type == "mps" else torch.float64  # mps has no float64
     sums = torch.zeros(2, 3, dtype=dtype, device=ranks.device)  # loss, right, labels
     model.eval()
     for first in range(ranks.rank * batch_size, sequences, ranks.size * batch_size):
-        segments = data.dev.segments(first, batch_size, cfg.length - 3, dev_cfg.seed)
-        batch = language_batch(segments, data.tokenizer, dev_cfg, first, ranks.device)
+        segments = data.dev.segments(first, batch_size, cfg.length - 3, cfg.seed)
+        batch = language_batch(segments, data.tokenizer, cfg, first, ranks.device)
         with autocast(cfg.dtype, ranks.device):
             logits, next_logits = model(batch)
         answers = (logits, batch["labels"]), (next_logits, batch["next_labels"])
@@ -2178,21 +2181,20 @@ def export(cfg, command):
 def network_to_export(source, cfg):
     """(the model of --init, the labels of its task or None, the length of its inputs)."""
     arch = parse_arch(cfg.arch)
-    model = LanguageModel(arch, cfg)
-    labels = None
-    length = cfg.length
-    if "head.weight" in source.weights:
-        name = source.settings["tasks"]
-        own = read_spec(cfg.init)  # of a user's own task, else None
-        recipe = recipes(cfg)["SST-2" if own else name]
-        length = source.settings["finetune_length"] or recipe.length
-        labels = SPAN
-        if task := own or glue.TASKS.get(name):  # else SQuAD
-            labels = task.labels or ("score",)  # a regression has no labels
-        source = source._replace(weights=export_head(source.weights, own)[0])
-        model = TaskModel(arch, cfg, len(labels), labels == SPAN)
-    print(start_from(model, source))
-    return model, labels, length
+    if "head.weight" not in source.weights:  # a task's
+        model = LanguageModel(arch, cfg)
+        print(start_from(model, source))
+        return model, None, cfg.length
+    name = source.settings["tasks"]
+    own = read_spec(cfg.init)  # of a user's own task, else None
+    task = own or glue.TASKS.get(name)  # None: SQuAD
+    labels = SPAN
+    if task:
+        labels = task.labels or ("score",)  # a regression has no labels
+    recipe = recipes(cfg)["SST-2" if own else name]
+    model = TaskModel(arch, cfg, len(labels), labels == SPAN)
+    print(start_from(model, source._replace(weights=export_head(source.weights, own)[0])))
+    return model, labels, source.settings["finetune_length"] or recipe.length
 
 
 def forward_flops(arch, cfg):
