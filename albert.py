@@ -1383,6 +1383,14 @@ ACTIONS = {
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
+READS = {  # all flags that these actions read
+    "predict": (
+        "preset", "out", "device", "dtype", "init", "tokenizer", *SHAPE, *FREE, "finetune_length"),
+    "export": ("preset", "init", "tokenizer", *SHAPE, *FREE),
+    "describe": (
+        "preset", "dtype", "accumulate", "recompute", "dry_run", "init", *SHAPE, *FREE, "length",
+        "steps", "batch"),
+}
 
 
 def check(cfg, command):
@@ -1394,7 +1402,7 @@ def check(cfg, command):
 
 
 def main(argv=None):
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, READS, argv)
 
 
 if __name__ == "__main__":

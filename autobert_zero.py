@@ -2251,11 +2251,20 @@ ACTIONS = {
                "FILE.py|DIR"),
     "describe": (describe, "parameters, FLOPs, memory and days of --arch as JSON"),
 }
+READS = {  # all flags that these actions read
+    "predict": (
+        "preset", "out", "device", "dtype", "init", "tokenizer", "arch", *SHAPE, *FREE,
+        "finetune_length"),
+    "export": ("preset", "init", "tokenizer", "arch", *SHAPE, *FREE),
+    "describe": (
+        "preset", "dtype", "accumulate", "recompute", "dry_run", "init", "arch", *SHAPE, *FREE,
+        "steps", "batch"),
+}
 
 
 def main(argv=None):
     """Run one action."""
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, READS, argv)
 
 
 if __name__ == "__main__":

@@ -1912,6 +1912,13 @@ ACTIONS = {
         "parameters, FLOPs, memory and days of training of --arch as JSON",
     ),
 }
+READS = {  # all flags that these actions read
+    "predict": ("preset", "out", "device", "dtype", "init", "tokenizer", "finetune_length"),
+    "export": ("preset", "device", "dtype", "init", "tokenizer", "arch"),
+    "describe": (
+        "preset", "seed", "dtype", "accumulate", "dry_run", "init", "arch", *SHAPE, "samples",
+        "length", "steps", "further_steps", "batch", "latency_length"),
+}
 
 
 def check(cfg, command):
@@ -1929,7 +1936,7 @@ def check(cfg, command):
 
 
 def main(argv=None):
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, READS, argv)
 
 
 if __name__ == "__main__":

@@ -161,19 +161,11 @@ ONLY = {  # flags of one task alone
 SPACE = (  # flags of the search space, for --search and --describe only
     "space", "layers", "hidden", "ffn", "heads", "decoder_layers", "connect", "search_decoder")
 MODELS = ("init", "tokenizer")  # flags that name files besides the data
-TRAINING = (  # flags of a training
-    "compile", "accumulate", "train_examples", "held_out", "dropout", "steps", "batch", "lr",
-    "lr_start", "warmup", "weight_decay", "clip", "save_every", "augment")
-SEARCHING = (  # flags of a search alone
-    "samples", "latency_limit", "keep", "generations", "population", "finalists")
-TIMING = ("cost", "latency_runs")  # flags of a latency
-UNREAD = {  # {action: {flag that it does not read: the flag to use instead, here always ""}}
-    "search": dict.fromkeys(["compile"], ""),
-    "train": dict.fromkeys((*SEARCHING, *TIMING, "beam"), ""),
-    "evaluate": dict.fromkeys((*TRAINING, *SEARCHING), ""),
-    "predict": dict.fromkeys((*TRAINING, *SEARCHING, *TIMING), ""),
-    "describe": {name: "" for name in (*TRAINING, *SEARCHING, *TIMING, "beam")
-                 if name not in ("accumulate", "steps", "batch")},
+UNREAD = {  # flags that an action does not read: the flags to use instead, here none
+    "search": {"compile": ""},
+    "train": dict.fromkeys((
+        "samples", "cost", "latency_runs", "latency_limit", "keep", "generations", "population",
+        "finalists", "beam"), ""),
 }
 EXAMPLES = ("held_out", "train_examples", "seed")  # settings that divide the training data
 COMPARED = ("save_every",)  # must agree in a resumed run: the last saves are averaged
@@ -2185,6 +2177,15 @@ ACTIONS = {
         "the network of --init RUN, into RUN-predictions/FILE or --out", "FILE"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
+READS = {  # all flags that these actions read
+    "evaluate": (
+        "preset", "out", "restart", "device", "dtype", "dry_run", "init", "arch", *SHAPE,
+        "cifar10", "images", "test_text", "cost", "latency_runs", "beam"),
+    "predict": ("preset", "out", "device", "dtype", "init", "arch", *SHAPE, "beam"),
+    "describe": (
+        "preset", "dtype", "accumulate", "dry_run", "init", "arch", *SHAPE, *SPACE, "classes",
+        "vocab_size", "steps", "batch"),
+}
 
 
 def check_patches(image, patch):
@@ -2247,7 +2248,7 @@ def presets_of(argv):
 
 
 def main(argv=None):
-    return cli.start(Config, presets_of(argv), ACTIONS, __doc__, check, UNREAD, argv)
+    return cli.start(Config, presets_of(argv), ACTIONS, __doc__, check, UNREAD, READS, argv)
 
 
 if __name__ == "__main__":
