@@ -111,7 +111,7 @@ class Config:
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3, c of App. D.1. Weak below 0.1 [0, 1000]
-    no_weight_sharing: bool = False  # candidates write nothing back to the super-net
+    weight_sharing: Literal["biws", "none"] = "biws"  # biws: candidates write weights back | none
     finalists: int = 0  # best candidates trained again, alone (D37). 0: none, as in the paper
     finalist_times: int = 1  # finalists get this many times a candidate's steps and examples [>= 1]
     warm_times: int = 0  # the warm start has this many times --steps (D40). 0 or --init: none
@@ -146,7 +146,7 @@ PRESETS = {
             finalists=2, finalist_times=15,
             # D1: the demo shares no weights: each candidate starts from the same weights. The other
             # presets share them, as in the paper
-            no_weight_sharing=True,
+            weight_sharing="none",
             warm_times=10),
         pretrain=dict(steps=3000, save_every=500),
         finetune=dict(
@@ -1337,7 +1337,7 @@ def search(supernet, run, data, cfg):
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
             for key, (parent, arch) in by_id.items()]
-        if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
+        if cfg.weight_sharing == "biws":  # Sec. 3.2, BIWS (1): after each round
             supernet.write_back(
                 (archs[line["id"]], load_file(run.folder / name / f"{line['id']}.pt"))
                 for line in reversed(ranked(lines)))
@@ -1465,7 +1465,7 @@ def search_and_train_again(source, run, data, cfg):
         "baselines": {**baselines, "majority": majority_baseline(data.tasks)},
     }
     on_main(run.ranks, write_json, run.folder / "best.json", result)
-    if trained_again or not cfg.no_weight_sharing:  # else no trained weights are kept
+    if trained_again or cfg.weight_sharing == "biws":  # else no trained weights are kept
         model = LanguageModel(arch, cfg)
         model.load_state_dict(cut_out(supernet.weights, model))
         on_main(run.ranks, write_network, run.folder / "best.py", model, cfg, data.tokenizer,

@@ -47,6 +47,7 @@ SEARCHES = {
         "--corpus {corpus} --glue {glue} --tasks CoLA,{reviews} "
         "--layers 2 --hidden 16 --heads 2 --ffn 16 "
         "--batch 4 --steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
+        "--weight_sharing biws "
         f"--finalist_times 1 {FEW}",
     "autotinybert":
         "--corpus {corpus} --tasks {reviews} --largest 2-24-40-4-24 --smallest 1-8-8-1-8 "
