@@ -1,6 +1,6 @@
 """SQuAD 1.1 and 2.0: questions, windows of tokens, answers cut from the text, the official scores.
 
-    [CLS] question (at most max_query tokens) [SEP] window of the paragraph [SEP]
+    [CLS] question (at most MAX_QUERY tokens) [SEP] window of the paragraph [SEP]
 
 A paragraph longer than the model's input is cut into overlapping windows, a new one every
 `doc_stride` tokens. A token in several windows may begin an answer only in the window that owns it,
@@ -25,6 +25,7 @@ from common.cli import UserError
 from common.files import existing, read_json, write_json
 
 FIX = "point --squad at the folder with the official train and dev JSON files"
+MAX_QUERY = 64  # tokens of a question
 N_BEST = 20  # starts, ends and answers to keep, as in the official script of BERT
 MAX_ANSWER = 30  # tokens
 THRESHOLD = "threshold.json"  # for "no answer", next to a model of SQuAD 2.0
@@ -62,7 +63,7 @@ def files(folder, name):
 def load(path, with_answers=True):
     """The questions of a SQuAD JSON file: a list of Question. Raises UserError for another layout,
     or for a wrong answer if answers are read."""
-    content = read_json(path, dict, "use the layout of the official SQuAD files")
+    content = read_json(path, "use the layout of the official SQuAD files")
     questions = []
     place = path
     try:
@@ -182,10 +183,10 @@ def encode_context(tokenizer, text):
     return Context(array("i", ids), array("i", starts), array("i", ends))
 
 
-def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
+def features(questions, tokenizer, max_length, doc_stride, training=False):
     """Questions -> Features. max_length: tokens of an input, special ones included. training: with
     targets, from each question's first answer. An answer without a token counts as missing."""
-    max_query = min(max_query, max_length - 3 - 1)
+    max_query = min(MAX_QUERY, max_length - 3 - 1)
     queries = []
     contexts = []
     paragraphs = {}  # {text: its index in contexts}
@@ -341,8 +342,7 @@ class SquadTask(tasks.Task):
     def __init__(self, name, source, tokenizer, recipe):
         self.threshold = source.spec  # for "no answer". None: the best on dev
         stride = min(128, recipe.length // 3)
-        windows = {split: features(questions, tokenizer, recipe.length, stride,
-                                   training=split == "train")
+        windows = {split: features(questions, tokenizer, recipe.length, stride, split == "train")
                    for split, questions in source.examples.items()}
         super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, source, windows)
 
