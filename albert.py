@@ -1036,7 +1036,7 @@ def load_pretrained(cfg, command):
     folder. None without --init."""
     if not cfg.init:
         return None
-    config = read_json(Path(cfg.init) / "config.json", dict, "name a run or a Hugging Face folder")
+    config = read_json(Path(cfg.init) / "config.json", "name a run or a Hugging Face folder")
     if "program" in config:  # a run of ours
         record, owned = read_run(cfg.init, cfg, command.program, ("pretrain", "finetune"))
         task = next(iter(owned.keys() - {"model", "optimizer"}), "")

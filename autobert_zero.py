@@ -1947,7 +1947,7 @@ def refuse_stopped_search(cfg, command):
     or an explicit --arch, needs only its saved super-net."""
     folder = Path(cfg.init)
     config = folder / "config.json"
-    record = read_json(config, dict) if config.exists() else {}
+    record = read_json(config) if config.exists() else {}
     if record.get("action") != "search" or (folder / "done.json").exists():
         return
     needs_best = command.action == "export" or (

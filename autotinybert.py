@@ -1083,7 +1083,7 @@ SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from 
 def read_arch(text, source):
     """The Arch of a text or a best.json. Raises UserError that names the source."""
     if text.endswith(".json"):
-        text = read_json(text, dict).get("arch")
+        text = read_json(text).get("arch")
     try:
         return parse_arch(text)
     except (ValueError, TypeError) as error:
@@ -1094,7 +1094,7 @@ def choose_part(path, arch):
     """The folder of a run with the weights of an architecture (text, or "" for the model): its
     model/, or its superplm/, which contains all architectures. Other folders have no such parts."""
     folder = hf_models.model_folder(path)
-    own = read_json(folder / "config.json", dict).get("settings", {}).get("arch")
+    own = read_json(folder / "config.json").get("settings", {}).get("arch")
     if arch and arch != own:
         return hf_models.model_folder(path, "superplm")
     if not arch and folder == Path(path, "superplm"):
@@ -1106,7 +1106,7 @@ def choose_part(path, arch):
 def read_pretrained(path, cfg, command, arch=""):
     """The Pretrained in a run folder or a Hugging Face folder. arch: as in choose_part."""
     folder = choose_part(path, arch)
-    config = read_json(folder / "config.json", dict)
+    config = read_json(folder / "config.json")
     if "program" in config:  # a run of ours
         record, owned = read_run(
             folder, cfg, command.program, ("search", "superplm", "further_train", "finetune"))
@@ -1128,7 +1128,7 @@ def load_pretrained(cfg, command):
         arch = str(read_arch(cfg.arch, "--arch")) if cfg.arch else ""
         return read_pretrained(cfg.init, cfg, command, arch)
     folder = hf_models.model_folder(cfg.init, "superplm")
-    record = read_json(folder / "config.json", dict)
+    record = read_json(folder / "config.json")
     # Sec. 3.4: only Alg. 1 makes a SuperPLM. read_pretrained refuses a run of another program
     if record.get("program", command.program) == command.program and (
             record.get("action") != "superplm"):
@@ -1457,7 +1457,7 @@ def latencies_of_init(cfg, machine):
     """The latency.json of --init's run if measured on such a machine, else None."""
     for folder in (Path(cfg.init), Path(cfg.init).parent) if cfg.init else ():
         path = folder / "latency.json"
-        kept = read_json(path, dict) if path.exists() else {}
+        kept = read_json(path) if path.exists() else {}
         if kept.get("machine") == machine:
             print(f"{folder}: its {len(kept['times'])} latencies are used again")
             return kept
@@ -1469,7 +1469,7 @@ def measure_latencies(cfg, path):
     device = pick_device(cfg.latency_device)  # UserError if there is none
     here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     machine = {"processor": here, **{name: getattr(cfg, name) for name in MACHINE}}
-    kept = read_json(path, dict) if path.exists() else latencies_of_init(cfg, machine)
+    kept = read_json(path) if path.exists() else latencies_of_init(cfg, machine)
     if path.exists():
         print(f"{path}: its latencies are used again, and missing ones are measured")
     if not kept:

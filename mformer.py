@@ -1847,7 +1847,7 @@ def load_pretrained(cfg, command):
     arch = record["settings"]["arch"]
     best = Path(cfg.init) / "best.json"
     if record["action"] == "search" and best.exists():
-        arch = read_json(best, dict)["arch"]
+        arch = read_json(best)["arch"]
     return Pretrained(cfg.init, record["settings"], owned["model"], arch)
 
 
@@ -1893,7 +1893,7 @@ def read_arch(cfg, command, source):
         if cfg.preset == "base" and not command.given.intersection(SPACE):
             text = "mformer"
     if text.endswith(".json"):
-        text = str(read_json(text, dict, "--search first").get("arch", text))
+        text = str(read_json(text, "--search first").get("arch", text))
     if not text:
         raise UserError(f"--{command.action}: --arch is missing; give RUN/best.json of a search, "
                         f"or one of {', '.join(PUBLISHED[cfg.task])}")
@@ -2240,7 +2240,7 @@ def presets_of(argv):
     task = flags.task
     config = Path(flags.init or "", "config.json")
     if flags.init and not task and config.is_file():
-        task = read_json(config, dict).get("settings", {}).get("task")
+        task = read_json(config).get("settings", {}).get("task")
     if task not in PRESETS:  # refused later
         task = Config.task
     return {"dry_run": DRY_RUN,

@@ -78,21 +78,20 @@ def read_text(path, fix):
                         ) from None
 
 
-def parse_json(text, place, kind, fix="fetch it again"):
-    """The value of a JSON text, of a kind (dict, list). Raises UserError with the place and the
-    fix."""
+def parse_json(text, place, fix="correct or delete it"):
+    """The object of a JSON text. Raises UserError with the place and the fix."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not JSON ({error}); {fix}") from None
-    if not isinstance(value, kind):
-        raise UserError(f"{place}: not JSON of type {kind.__name__}; {fix}")
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: not a JSON object; {fix}")
     return value
 
 
-def read_json(path, kind=object, fix="correct or delete it"):
+def read_json(path, fix="correct or delete it"):
     """parse_json of a file."""
-    return parse_json(read_text(path, fix), path, kind, fix)
+    return parse_json(read_text(path, fix), path, fix)
 
 
 def read_jsonl(path):
@@ -101,7 +100,7 @@ def read_jsonl(path):
     if not Path(path).exists():
         return []
     lines = read_text(path, "begin again with --restart").split("\n")[:-1]
-    return [parse_json(line, f"{path}:{number}", dict) for number, line in enumerate(lines, 1)]
+    return [parse_json(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
 
 
 def jsonl(lines):
@@ -150,7 +149,7 @@ def newest(path):
     return Saved(None, None)
 
 
-def fingerprints(paths, part=1 << 20):
+def fingerprints(paths):
     """A hash of the names, sizes and contents of files, and of the files in folders. Reads only 32
     evenly spaced parts of files above 32 MB."""
     digest = hashlib.sha256()
@@ -161,9 +160,9 @@ def fingerprints(paths, part=1 << 20):
             size = file.stat().st_size
             digest.update(os.fsencode(f"{file} {size}"))
             with open(file, "rb") as content:
-                for start in range(0, size, max(part, size // 32)):
+                for start in range(0, size, max(1 << 20, size // 32)):
                     content.seek(start)
-                    digest.update(content.read(part))
+                    digest.update(content.read(1 << 20))
     return digest.hexdigest()
 
 

@@ -318,7 +318,7 @@ def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
     """The Task with one split, the examples of --predict's file, for the model of --init: RUN/TASK,
     or in albert.py a folder of --export. name: of its task, if config.json lacks it."""
     path = existing(command.value, "name a file of your own")
-    record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
+    record = read_json(Path(cfg.init) / "config.json", "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", record)
     name = name or settings.get("tasks")
     own = folder_task.read_spec(cfg.init)

@@ -231,7 +231,7 @@ def read_spec(folder):
     if not folder or not path.is_file():
         return None
     spec = {key: tuple(value) if isinstance(value, list) else value
-            for key, value in read_json(path, dict).items()}
+            for key, value in read_json(path).items()}
     try:
         return OwnSpec(**spec)
     except TypeError:

@@ -87,7 +87,7 @@ class Result(dict):
     """The result of the finished run in a folder. Raises UserError for a missing key."""
 
     def __init__(self, folder):
-        super().__init__(read_json(folder / "done.json", dict))
+        super().__init__(read_json(folder / "done.json"))
         self.folder = folder
 
     def __missing__(self, key):
@@ -139,7 +139,7 @@ class RunFolder:
         has been computed in it."""
         self._refuse_overlap(reads)
         config = self.folder / "config.json"
-        old = read_json(config, dict) if config.exists() else {}
+        old = read_json(config) if config.exists() else {}
         names = self._names()
         computed = bool(names - PREPARED) or b'"phase"' in self._log_text()
         same_kind = all(old.get(key) == self.record[key] for key in KIND)
@@ -334,7 +334,7 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
         for name in [name for name in unreported if paths[name].exists()]:
             unreported.remove(name)
             if report:
-                report(name, read_json(paths[name], dict))
+                report(name, read_json(paths[name]))
         bar.update(len(names) - len(unreported) - bar.n)
 
     with progress(ranks, len(names), label, made) as bar:
@@ -349,7 +349,7 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
         if stopping(ranks):
             raise Stop
         update(bar)
-    return [read_json(paths[name], dict) for name in names]
+    return [read_json(paths[name]) for name in names]
 
 
 # Weights that a model starts from
@@ -389,7 +389,7 @@ def read_run(path, cfg, program, actions):
     folders."""
     folder = Path(path)
     config = folder / "config.json"
-    record = read_json(config, dict) if config.exists() else {}
+    record = read_json(config) if config.exists() else {}
     if record.get("action") not in actions or record["program"] != program:
         raise UserError(f"{folder}: not a run folder of {program}.py --{' or --'.join(actions)}; "
                         "name another")

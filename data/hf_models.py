@@ -51,7 +51,7 @@ def read_weights(folder):
         index = Path(folder) / f"{name}.index.json"
         parts = [name] if Path(folder, name).is_file() else []
         if index.is_file():
-            parts = sorted(set(read_json(index, dict)["weight_map"].values()))
+            parts = sorted(set(read_json(index)["weight_map"].values()))
         if parts:
             weights = {}
             for part in parts:
@@ -351,7 +351,7 @@ def model_folder(path, first="model"):
     if not config.exists():
         raise UserError(f"{folder}: no model here (config.json is missing); give a run or a "
                         "Hugging Face folder")
-    searches = read_json(config, dict).get("action") == "search"
+    searches = read_json(config).get("action") == "search"
     if searches and not (folder / "checkpoint.pt").exists():
         raise UserError(f"{folder}: its search has no model yet; first go on with --search --out "
                         f"{folder}, without --init")
@@ -448,7 +448,7 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
     """
     task = ""
     own = None
-    settings = read_json(Path(source) / "config.json", dict)
+    settings = read_json(Path(source) / "config.json")
     settings = settings.get("settings", settings)  # of a run, or of a Hugging Face folder
     dropout = settings.get("dropout", settings.get("hidden_dropout_prob", 0.1))
     kind = "ForMaskedLM" if "transform.weight" in weights else ""

@@ -146,7 +146,7 @@ def width_of(folder):
 def read_spec(run):
     """The data that the network of a run folder needs: {"classes", "mean", "deviation"} of its
     training images."""
-    return read_json(Path(run, "images.json"), dict, "train the network again")
+    return read_json(Path(run, "images.json"), "train the network again")
 
 
 def save_spec(run, spec):

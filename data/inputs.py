@@ -156,7 +156,7 @@ def data_of(init):
     """{data flag: its value} of the run `init`, or {} if it is not a run, or has read only demo
     data."""
     path = Path(init, "config.json")
-    settings = read_json(path, dict).get("settings", {}) if init and path.exists() else {}
+    settings = read_json(path).get("settings", {}) if init and path.exists() else {}
     values = {name: settings[name] for name in DATA if settings.get(name)}
     return {} if all(map(is_demo, values.values())) else values
 
