@@ -55,7 +55,6 @@ class Ranks:
     size: int
     device: torch.device
     store: object = None  # a dist.Store that the processes share
-    cleanup: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     @property
     def main(self):
@@ -79,19 +78,18 @@ def launch(device, dtype="auto"):
         ranks.store = join_group(backend_of(ranks.device), rank, size)
     # only now, so that a process that still waits for others ends at once
     signal.signal(signal.SIGTERM, _note_sigterm)
-    with ranks.cleanup:
-        try:
-            yield ranks
-        except RuntimeError:
-            if size > 1 and _stop_requested:  # another rank, which this one waited for, has stopped
-                raise Stop from None
-            raise
-        finally:
-            if _stop_requested:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            if size > 1:
-                gc.collect()  # else gloo threads of a DDP module in a cycle may abort the run
-                dist.destroy_process_group()
+    try:
+        yield ranks
+    except RuntimeError:
+        if size > 1 and _stop_requested:  # another rank, which this one waited for, has stopped
+            raise Stop from None
+        raise
+    finally:
+        if _stop_requested:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if size > 1:
+            gc.collect()  # else gloo threads of a DDP module in a cycle may abort the run
+            dist.destroy_process_group()
 
 
 def read_launch():

@@ -166,13 +166,13 @@ def fingerprints(paths):
     return digest.hexdigest()
 
 
-_locks = {}  # {path: open file} of this process
+_locks = {}  # {path: open file} of this process, whose end releases them
 
 
 def lock(path):
-    """Hold the lock file `path` of a run until release_locks() or the end of this process. Raises
-    UserError with the host and process that hold it. On a shared folder it excludes other machines
-    only if the file system's flock does."""
+    """Hold the lock file `path` of a run until this process ends. Raises UserError with the host
+    and process that hold it. On a shared folder it excludes other machines only if the file
+    system's flock does."""
     path = Path(path).absolute()
     if path in _locks:
         return
@@ -193,10 +193,3 @@ def lock(path):
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     _locks[path] = file
-
-
-def release_locks():
-    """Release all locks of this process."""
-    while _locks:
-        with _locks.popitem()[1] as file:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still have the file open

@@ -26,8 +26,8 @@ from common.distributed import (
     broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host,
     uninterrupted)
 from common.files import (
-    fingerprints, load_file, lock, newest, partials, previous, read_json, release_locks, save_file,
-    write_atomic, write_json)
+    fingerprints, load_file, lock, newest, partials, previous, read_json, save_file, write_atomic,
+    write_json)
 
 LOCK = "run.lock"
 # settings that a resumed run may change. They are recorded again
@@ -148,7 +148,6 @@ class RunFolder:
                             f"--{self.record['action']}; choose another --out")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock(self.folder / LOCK)
-        self.ranks.cleanup.callback(release_locks)
         self.record["read"] = {flag: fingerprints(files) for flag, files in reads.items()}
         difference = "" if restart or not old else self._difference(old)
         if computed and difference:

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import filled
+from conftest import filled, release_locks
 
 import autobert_zero
 import autotinybert
 import mformer
 from common import cli
 from common.distributed import Ranks
-from common.files import release_locks
 from common.tokenization import rules_of
 
 ALONE = Ranks(0, 1, torch.device("cpu"))  # one process
