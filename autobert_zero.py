@@ -18,7 +18,7 @@ Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a l
          score_candidate, search (Alg. 1), train_step. Skip at first: canonical, the text form,
          find_softmax_attention, band_matrix, slot, grow, the edits, and everything between search
          and train_step.
-Differs: There are 47 departures from the paper, D1 to D47: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 48 departures from the paper, D1 to D48: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import collections
@@ -1382,8 +1382,9 @@ def score_to_beat(history, data):
 
 
 def first_super_net(source, run, data, cfg):
-    """The super-net at the beginning of a search: random (the paper does not say), with --init's
-    weights, or after a warm start."""
+    """The super-net at the beginning of a search: random, with --init's weights, or after a warm
+    start."""
+    # D48: without --init and warm start the first super-net is random. The paper does not say
     first = SuperNet(cfg)
     if source and source.arch:
         seed_everything(cfg.seed, "model")  # for the heads, which a fine-tuned model lacks
@@ -1643,7 +1644,7 @@ def mask_tokens(ids, tokenizer, generator):
     Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). If
     fewer than M tokens are masked, filler has the label -100.
     """
-    # D17: the masking rate holds per batch, not per sequence. M depends on B and T alone
+    # D17: the masking rate holds per micro-batch, not per sequence. M depends on B and T alone
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]

@@ -60,12 +60,12 @@ def parse_tasks(text, recipes, groups=()):
             continue
         if "/" in path or os.sep in path:
             raise UserError(f"{path}: no such folder")
-        for each in word.lower().split() or [word]:
-            if each not in by_word:
+        for each in word.split() or [word]:
+            if each.lower() not in by_word:
                 raise UserError(f"{each!r}: no such folder or task; choose from "
                                 f"{', '.join(known)}, or name a folder with train and dev files "
                                 "of your own")
-            names += by_word[each]
+            names += by_word[each.lower()]
     return list(dict.fromkeys(names))
 
 

@@ -101,8 +101,8 @@ def write_weights(path, tensors):
 def write_folder(folder, weights, config, tokenizer):
     """Write a Hugging Face folder: weights by their names there, config.json, the tokenizer."""
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--export {folder}: not empty; name another folder")
+    if folder.is_file() or folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"--export {folder}: not an empty folder; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / "model.safetensors", weights)
     write_json(folder / "config.json", config)

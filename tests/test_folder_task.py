@@ -108,7 +108,7 @@ def test_a_decimal_comma_and_a_class_that_dev_lacks_are_told():
 @pytest.mark.parametrize("text, message", [
     ("my/ticket", "my/ticket: no such folder"),
     ("rte,./s", "s: no such folder"),
-    ("ticket", "'ticket': no such folder or task; choose from"),
+    ("Ticket", "'Ticket': no such folder or task; choose from"),
     ("a/mood,b/mood", "has the same name"),
     ("./rte", "name of a known task"),
     ("./jobs", "cannot be called 'jobs'"),
