@@ -130,14 +130,6 @@ PRESETS = {
     "dry_run": dict(steps=2, dev_examples=32, train_examples=64, runs=1),
 }
 MODELS = "init", "tokenizer", "ensemble"  # flags that name models
-UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
-    "steps": "finetune_epochs",
-    "batch": "finetune_batch",
-    "lr": "finetune_lr",
-    "warmup": "finetune_warmup",
-    "length": "finetune_length",
-    "dropout": "finetune_dropout",
-}}
 CLIP = 1.0  # largest gradient norm (official code)
 # D3*: 15% of the tokens are predicted, 77 of 512. The official code has at most 20
 MASKED = 0.15
@@ -1383,6 +1375,14 @@ ACTIONS = {
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
+UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
+    "steps": "finetune_epochs",
+    "batch": "finetune_batch",
+    "lr": "finetune_lr",
+    "warmup": "finetune_warmup",
+    "length": "finetune_length",
+    "dropout": "finetune_dropout",
+}}
 READS = {  # all flags that these actions read
     "predict": (
         "preset", "out", "device", "dtype", "init", "tokenizer", *SHAPE, *FREE, "finetune_length"),

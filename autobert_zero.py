@@ -1689,12 +1689,6 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         SPAN, head_kind, refuse_to_overwrite, write_hugging_face, write_network)
 
 MODELS = ("init", "tokenizer")  # flags that name models
-UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
-    "steps": "finetune_epochs",
-    "batch": "finetune_batch",
-    "lr": "finetune_lr",
-    "warmup": "",
-}}
 WRITES = ("round-*", "warm-start", "finalists")  # names in the run folder of a search
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
@@ -2252,6 +2246,12 @@ ACTIONS = {
                "FILE.py|DIR"),
     "describe": (describe, "parameters, FLOPs, memory and days of --arch as JSON"),
 }
+UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
+    "steps": "finetune_epochs",
+    "batch": "finetune_batch",
+    "lr": "finetune_lr",
+    "warmup": "",
+}}
 READS = {  # all flags that these actions read
     "predict": (
         "preset", "out", "device", "dtype", "init", "tokenizer", "arch", *SHAPE, *FREE,

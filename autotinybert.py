@@ -119,10 +119,6 @@ class Config:
 PHASES = "search", "superplm", "latency"  # actions that share one run folder
 ON_SUPERPLM = "search", "latency", "describe"  # actions that read --init's SuperPLM
 MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
-UNREAD = {  # flags that an action does not read: the flags to use instead
-    "further_train": {"steps": "further_steps"},
-    "finetune": {"steps": "finetune_epochs", "batch": "finetune_batch", "lr": "finetune_lr"},
-}
 WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
     "pareto.txt", "pareto.svg")
@@ -1911,6 +1907,10 @@ ACTIONS = {
         describe,
         "parameters, FLOPs, memory and days of training of --arch as JSON",
     ),
+}
+UNREAD = {  # flags that an action does not read: the flags to use instead
+    "further_train": {"steps": "further_steps"},
+    "finetune": {"steps": "finetune_epochs", "batch": "finetune_batch", "lr": "finetune_lr"},
 }
 READS = {  # all flags that these actions read
     "predict": ("preset", "out", "device", "dtype", "init", "tokenizer", "finetune_length"),
