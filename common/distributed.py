@@ -298,13 +298,13 @@ def prefetch(items, device):
 
 
 def send(batch, device):
-    """The tensors of a batch, a list or a dictionary, on the device. For CUDA they are pinned, so
-    that the host does not wait for the device."""
+    """A tensor, or a dictionary of tensors, on the device. For CUDA it is pinned, so that the host
+    does not wait for the device."""
     if isinstance(batch, dict):
-        return dict(zip(batch, send(batch.values(), device)))
-    pin = device.type == "cuda"
-    pinned = [value.pin_memory() if pin and value.is_cpu else value for value in batch]
-    return [value.to(device, non_blocking=pin) for value in pinned]
+        return {name: send(value, device) for name, value in batch.items()}
+    cuda = device.type == "cuda"
+    pinned = batch.pin_memory() if cuda and batch.is_cpu else batch
+    return pinned.to(device, non_blocking=cuda)
 
 
 def move(model, device):

@@ -184,8 +184,7 @@ class Pictures:
 
     def pixels(self, images):
         """The pixels of images (B, 3, H, H) uint8, not augmented, on the device."""
-        (images,) = send([images], self.device)
-        return plain_images(images, self.image, self.spec)
+        return plain_images(send(images, self.device), self.image, self.spec)
 
     def example_batches(self, images):
         """(numbers of the images, batch) for each batch of images of this process."""
@@ -255,8 +254,7 @@ class TrainingPictures(Pictures):
     @functools.lru_cache(maxsize=1)
     def order(self, epoch):
         """The order of the images in an epoch, on the device."""
-        order, = send([self.permutation(len(self.labels), "order", epoch)], self.device)
-        return order
+        return send(self.permutation(len(self.labels), "order", epoch), self.device)
 
     def batch(self, number):
         """Micro-batch `number` of the stream of epochs: images (B, 3, I, I), labels (B,)."""
@@ -342,7 +340,7 @@ def augment(images, size, augmentation, spec, generator):
         flip * width * turn.cos(), height * (shear - turn.sin()), across,
         flip * width * turn.sin(), height * turn.cos(), down,
     ], 1)
-    (theta,) = send([theta.view(-1, 2, 3)], images.device)
+    theta = send(theta.view(-1, 2, 3), images.device)
     pixels = normal_pixels(resample(images, theta, size), spec)
     return erase(pixels, erasing, generator)
 
