@@ -230,12 +230,8 @@ def read_spec(folder):
     path = Path(folder) / SPEC
     if not folder or not path.is_file():
         return None
-    spec = {key: tuple(value) if isinstance(value, list) else value
-            for key, value in read_json(path).items()}
-    try:
-        return OwnSpec(**spec)
-    except TypeError:
-        raise UserError(f"{path}: not written by a fine-tuning; fine-tune again") from None
+    return OwnSpec(**{key: tuple(value) if isinstance(value, list) else value
+                      for key, value in read_json(path).items()})
 
 
 def export_head(weights, task):

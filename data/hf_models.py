@@ -98,8 +98,9 @@ def write_weights(path, tensors):
             file.write(tensor.detach().float().cpu().contiguous().numpy())
 
 
-def write_folder(folder, weights, config, tokenizer):
-    """Write a Hugging Face folder: weights by their names there, config.json, the tokenizer."""
+def write_folder(folder, weights, config, tokenizer, own=None):
+    """Write a Hugging Face folder: weights by their names there, config.json, the tokenizer, and
+    the OwnSpec of a user's own task."""
     folder = Path(folder)
     if folder.is_file() or folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"--export {folder}: not an empty folder; name another folder")
@@ -108,6 +109,8 @@ def write_folder(folder, weights, config, tokenizer):
     write_json(folder / "config.json", config)
     tokenizer.save(folder)
     write_tokenizer(folder, tokenizer, config["max_position_embeddings"])
+    if own:
+        folder_task.write_spec(folder, own)
 
 
 def write_tokenizer(folder, tokenizer, longest):
@@ -297,9 +300,7 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer, own=None):
     weights, own = folder_task.export_head(weights, own)
     theirs = rename_albert(weights, groups)
     config = albert_config(cfg, kinds[0], groups, label_names(task, weights, own), task)
-    write_folder(folder, theirs, config, tokenizer)
-    if own:
-        folder_task.write_spec(folder, own)
+    write_folder(folder, theirs, config, tokenizer, own)
     line = (f"{folder}: {kinds[0]}, {sum(map(torch.numel, theirs.values())):,} parameters; open it "
             f"with {opener(tokenizer, kinds[0], folder)}")
     if "answer" in heads:
@@ -460,9 +461,7 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
             {**encoder, **head}, folder_task.read_spec(source))
     config = bert_config(weights, shape, dropout, tokenizer, kind)
     config["id2label"] = label_names(task, weights, own)
-    write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
-    if own:
-        folder_task.write_spec(folder, own)
+    write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer, own)
     trust = ""
     if "auto_map" in config:  # a separate width of query, key and value needs code
         name = "modeling_autotinybert.py"
