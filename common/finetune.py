@@ -18,7 +18,6 @@ the median job's folder.
 """
 import dataclasses
 import math
-import os
 import shutil
 import statistics
 from collections.abc import Callable, Collection
@@ -53,19 +52,14 @@ def parse_tasks(text, recipes, groups=()):
     known = task_words(recipes, groups)
     by_word = {word.lower(): names for word, names in known.items()}
     names = []
-    for word in text.split(","):
-        path = word.strip()
-        if path and path.lower() not in by_word and Path(path).is_dir():
-            names.append(own_name(path, recipes, names))
-            continue
-        if "/" in path or os.sep in path:
-            raise UserError(f"{path}: no such folder")
-        for each in word.split() or [word]:
-            if each.lower() not in by_word:
-                raise UserError(f"{each!r}: no such folder or task; choose from "
-                                f"{', '.join(known)}, or name a folder with train and dev files "
-                                "of your own")
-            names += by_word[each.lower()]
+    for word in map(str.strip, text.split(",")):
+        if word.lower() in by_word:
+            names += by_word[word.lower()]
+        elif word and Path(word).is_dir():
+            names.append(own_name(word, recipes, names))
+        else:
+            raise UserError(f"{word!r}: no such folder or task; choose from {', '.join(known)}, or "
+                            "name a folder with train and dev files of your own")
     return list(dict.fromkeys(names))
 
 

@@ -106,9 +106,9 @@ def test_a_decimal_comma_and_a_class_that_dev_lacks_are_told():
 
 
 @pytest.mark.parametrize("text, message", [
-    ("my/ticket", "my/ticket: no such folder"),
-    ("rte,./s", "s: no such folder"),
-    ("Ticket", "'Ticket': no such folder or task; choose from"),
+    ("my/ticket", "'my/ticket': no such folder or task; choose from"),
+    ("rte,./s", "'./s': no such folder"),
+    ("Ticket", "'Ticket': no such folder"),
     ("a/mood,b/mood", "has the same name"),
     ("./rte", "name of a known task"),
     ("./jobs", "cannot be called 'jobs'"),
