@@ -1306,16 +1306,14 @@ def score_candidates(archs, round_number, supernet, run, name, data, cfg, best=1
     def evaluate(key):
         return score_candidate(archs[key], round_number, supernet, data, cfg, folder / str(key))
 
-    def length(key):
-        return len(texts[key])
-
     def report(key, result):
         if data.tasks:  # a warm start has none
             print0(run.ranks, candidate_line(key, result, archs[key], best, cfg))
         run.log("candidate", round_number, job=f"{name}/{key}", arch=texts[key], **result)
 
     results = share_out(
-        run.ranks, list(archs), folder, name, evaluate, cost=length, report=report)
+        run.ranks, list(archs), folder, name, evaluate, cost=lambda key: len(texts[key]),
+        report=report)
     return dict(zip(archs, results))
 
 
@@ -1805,7 +1803,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, round_number=0):
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
     losses = torch.zeros_like(totals)
-    first = round_number * cfg.steps * cfg.batch
+    first = round_number * cfg.steps * cfg.batch  # differs between rounds
     for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         seed_everything(cfg.seed, "language model", first, step, micro)  # dropout
         with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
