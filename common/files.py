@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import socket
-import sys
+import warnings
 import zipfile
 from collections import namedtuple
 from pathlib import Path
@@ -145,7 +145,7 @@ def newest(path):
         except UserError as error:
             if each == paths[-1]:
                 raise UserError(f"{error}; --restart begins its run again") from None
-            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+            warnings.warn(f"{error}; trying the checkpoint before it")
     return Saved(None, None)
 
 
@@ -177,8 +177,7 @@ def lock(path):
     if path in _locks:
         return
     if not fcntl:
-        print(f"warning: {path.parent}: this system has no locks of files; start one run per "
-              "folder", file=sys.stderr)
+        warnings.warn(f"{path.parent}: this system has no locks of files; start one run per folder")
         return
     file = open(path, "a+", encoding="utf-8")
     try:
@@ -188,8 +187,8 @@ def lock(path):
         raise UserError(f"{path.parent}: the run is locked by {file.read().strip()}; wait for it, "
                         "or choose another --out") from None
     except OSError as error:
-        print(f"warning: {path.parent}: this file system has no locks ({error.strerror}); "
-              "start one run per folder", file=sys.stderr)
+        warnings.warn(f"{path.parent}: this file system has no locks ({error.strerror}); start one "
+                      "run per folder")
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     _locks[path] = file
