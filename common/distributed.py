@@ -402,13 +402,6 @@ def print_device_use(ranks, speed, flops):
     print0(ranks, f"{name}: {speed:,} per second, peak memory {memory:.3g} GB", *fractions)
 
 
-def per_second(count, began):
-    """`count` per second since `began`, a time.perf_counter() value. None without one, and if that
-    clock stands still, as in some virtual machines."""
-    passed = 0 if began is None else time.perf_counter() - began
-    return round(count / passed) if passed > 0 else None
-
-
 def peak_memory(device):
     """Peak memory of this process in MB: allocated memory on a GPU, or the resident set size on a
     CPU or mps, which share memory."""
@@ -530,7 +523,7 @@ class Means:
 
     def __init__(self, ranks):
         self.ranks = ranks
-        self.began = None  # the first steps, which may compile, do not count
+        self.began = math.inf  # the first steps, which may compile, do not count
         self._reset()
 
     def _reset(self):
@@ -550,7 +543,8 @@ class Means:
         if a mean is NaN or infinite at this step."""
         sums = torch.stack([*self.sums.values()]) / self.steps
         means = dict(zip(self.sums, reduce_mean(self.ranks, *sums.tolist())))
-        speed = per_second(self.ranks.size * self.tokens, self.began)
+        passed = time.perf_counter() - self.began  # 0 if the clock of a virtual machine stands
+        speed = round(self.ranks.size * self.tokens / passed) if passed > 0 else None
         self._reset()
         self.began = time.perf_counter()
         for name, value in means.items():
