@@ -58,35 +58,39 @@ def load_cifar10(folder, split):
     return images, torch.from_numpy(records[:, 0]).long()
 
 
-def read_arrays(path, names):
-    """Arrays of a user's own npz file."""
+def read_array(path, name):
+    """An array of a user's own npz file."""
     if not zipfile.is_zipfile(existing(path, LAYOUT)):
         raise UserError(f"{path}: not an .npz file; data/README.md has the lines that make one of "
                         "pictures")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return [file[name] for name in names]
+            return file[name]
     except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0].strip("'")
         raise UserError(f"{path}: cannot be read ({reason}); {LAYOUT}") from None
 
 
-def read_npz(path, labelled=True):
-    """(images (N, 3, H, H) uint8, labels (N,) as integers or words, or None if not `labelled`) of a
-    user's own npz file."""
-    names = ["images", "labels"] if labelled else ["images"]
-    images, *rest = read_arrays(path, names)
-    labels = rest[0] if labelled else None
+def read_images(path):
+    """The images (N, 3, H, H) uint8 of a user's own npz file."""
+    images = read_array(path, "images")
     square = images.shape[1:2] == images.shape[2:3] and images.shape[3:] in ((), (3,))
     if images.dtype != np.uint8 or images.ndim < 3 or not square or not images.size:
         raise UserError(f"{path}: images are {images.dtype} {images.shape}; {LAYOUT}")
-    if labelled and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iuU"):
-        raise UserError(f"{path}: labels are {labels.dtype} {labels.shape} for {len(images)} "
-                        f"images; {LAYOUT}")
     images = torch.from_numpy(images)
     if images.ndim == 3:
-        return images[:, None].expand(-1, 3, -1, -1), labels
-    return images.permute(0, 3, 1, 2), labels
+        return images[:, None].expand(-1, 3, -1, -1)
+    return images.permute(0, 3, 1, 2)
+
+
+def read_npz(path):
+    """(images as in read_images, labels (N,) as integers or words) of a user's own npz file."""
+    images = read_images(path)
+    labels = read_array(path, "labels")
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iuU":
+        raise UserError(f"{path}: labels are {labels.dtype} {labels.shape} for {len(images)} "
+                        f"images; {LAYOUT}")
+    return images, labels
 
 
 def class_numbers(labels, classes, path):
@@ -108,7 +112,7 @@ def find_images(flag, folder, split):
     _, labels = read_npz(path)  # finds mistakes before a run folder is made
     test = Path(folder, "test.npz")
     if split == "train" and test.exists():
-        tested, = read_arrays(test, ["labels"])  # without its images
+        tested = read_array(test, "labels")  # without its images
         class_numbers(tested.ravel(), classes_of(labels), test)
     return [path]
 
@@ -134,13 +138,12 @@ def read_training(flag, folder):
 
 def count_images(folder):
     """The number of training images of --images."""
-    labels, = read_arrays(Path(folder, "train.npz"), ["labels"])
-    return len(labels)
+    return len(read_array(Path(folder, "train.npz"), "labels"))
 
 
 def width_of(folder):
     """The width of the training images of --images."""
-    return read_npz(Path(folder, "train.npz"))[0].shape[-1]
+    return read_images(Path(folder, "train.npz")).shape[-1]
 
 
 def read_spec(run):
@@ -198,7 +201,7 @@ class Pictures:
 
     def read_examples(self, path):
         """The images of a user's own npz file."""
-        images, _ = read_npz(path, labelled=False)
+        images = read_images(path)
         on_main(self.ranks, print_differences, path, images, self.image, self.spec)
         return images
 

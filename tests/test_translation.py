@@ -9,7 +9,7 @@ from common.cli import UserError
 from data import translation
 from data.images import (
     Pictures, TrainingPictures, class_numbers, find_images, load_cifar10, pixel_statistics,
-    print_differences, read_npz)
+    print_differences, read_images, read_npz)
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -178,7 +178,7 @@ def test_test_images_of_other_classes_are_no_test(flag, label):
 def test_a_picture_is_no_npz_file():
     write("a.png", "PNG")
     with pytest.raises(UserError, match="a.png: not an .npz file; data/README.md has the lines"):
-        read_npz("a.png", labelled=False)
+        read_images("a.png")
 
 
 def test_images_of_another_size_or_colour_are_named(capsys):
