@@ -298,7 +298,7 @@ def write_outputs(task, outputs, folder):
     metrics = task.score("dev", outputs["dev"])
     for split, each in outputs.items():
         task.write(split, each, folder)
-        if split != "dev" and getattr(task.splits[split], "labels", ()) is not None:
+        if split != "dev" and task.splits[split].labels is not None:
             scores = task.score(split, each)
             metrics |= {f"{split} {name}": value for name, value in scores.items()
                         if name != "main"}

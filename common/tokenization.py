@@ -320,7 +320,7 @@ class WordPieceTokenizer(Tokenizer):
         return ids, spans
 
 
-def is_word(char, chinese=True):
+def is_word(char, chinese):
     """Whether a character is a separate word in BERT: punctuation (Unicode's P*, and all ASCII
     signs) and, by the rules, Chinese characters."""
     return (char.isascii() and not char.isalnum() or unicodedata.category(char)[0] == "P"
