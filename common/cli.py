@@ -173,7 +173,7 @@ def make_parser(config_class, presets, preset, actions, description):
     return parser
 
 
-def parse(config_class, presets, actions, description, argv=None):
+def parse(config_class, presets, actions, description, argv):
     """Parse a paper file's command line: (Command, config), or (None, None) without an action,
     after printing the help. A mistake exits with one line and status 2."""
     names = [name for name in presets if name != "dry_run"]
@@ -226,8 +226,7 @@ def warn_of_unread(command, unread, reads):
             warnings.warn(f"--{name}: --{command.action} does not read it{hint}")
 
 
-def start(config_class, presets, actions, description, check=None, unread=None, reads=None,
-          argv=None):
+def start(config_class, presets, actions, description, check, unread, reads, argv):
     """Parse the command line of a paper file and run its action. Returns the exit status.
 
     config_class: frozen dataclass with the fields preset, out, restart and dry_run. presets:
@@ -236,14 +235,13 @@ def start(config_class, presets, actions, description, check=None, unread=None, 
     (function, help, METAVAR) if the action takes a value. An action is called as function(config,
     command). check(config, command): raises UserError for other mistakes. unread: {action: {flag
     that it does not read: the flag to use instead, or ""}}. reads: {action: all flags that it
-    reads}, for actions that read few.
+    reads}, for actions that read few. argv: the words, or None for those of this process.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
         return 0
-    if check:
-        check(config, command)
-    warn_of_unread(command, unread or {}, reads or {})
+    check(config, command)
+    warn_of_unread(command, unread, reads)
     try:
         actions[command.action][0](config, command)
     except Stop:

@@ -98,7 +98,8 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
 
     actions = {"train": (fail, "train")}
     with pytest.raises(SystemExit) as error:
-        cli.run(lambda: cli.start(Config, PRESETS, actions, "a test", argv=["--train"]))
+        cli.run(lambda: cli.start(
+            Config, PRESETS, actions, "a test", lambda *_: None, {}, {}, ["--train"]))
     assert error.value.code == 2
     printed = capsys.readouterr().err
     assert "--compile failed" in printed and printed.count("\n") == 1
