@@ -229,39 +229,38 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     sent = (send(batch, device) for batch in task.batches(tuning.key[0], state["step"]))
     begin = state["step"]
     bar = job_progress(range(begin, task.steps), job or task.name, task.steps, begin)
-    for step, batch in zip(bar, prefetch(sent, device)):
-        model.train()
-        rate = task.recipe.lr * tuning.schedule(step, task.steps, task.recipe.warmup)
-        set_rate(tuning.optimizer, rate)
-        seed_everything(*tuning.key, step)
-        loss = backward(model, batch, tuning.accumulate, cfg, device)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        tuning.optimizer.step()
-        tuning.optimizer.zero_grad()
-        state["step"] = done = step + 1
-        stop, save, log = pace(done)
-        dev = {}
-        if log and not math.isfinite(norm):
-            state["diverged"] = f"{task.name}: gradient norm {norm:.4g}, step {done}"
-            break
-        if done in evaluate_at:
-            try:
+    try:
+        for step, batch in zip(bar, prefetch(sent, device)):
+            model.train()
+            rate = task.recipe.lr * tuning.schedule(step, task.steps, task.recipe.warmup)
+            set_rate(tuning.optimizer, rate)
+            seed_everything(*tuning.key, step)
+            loss = backward(model, batch, tuning.accumulate, cfg, device)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            tuning.optimizer.step()
+            tuning.optimizer.zero_grad()
+            state["step"] = done = step + 1
+            stop, save, log = pace(done)
+            if log and not math.isfinite(norm):
+                raise Diverged(f"{task.name}: gradient norm {norm:.4g}")
+            dev = {}
+            if done in evaluate_at:
                 score = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
-            except Diverged as error:
-                state["diverged"] = f"{error}, step {done}"
-                break
-            dev = {"score": score}
-            if score > state["score"]:
-                state |= {"score": score, "best": to_host(model.state_dict())}
-        if log:
-            loss = float(loss)
-            show(bar, loss=loss, **dev)
-            if run:
-                run.log("finetune", done, every_rank=True, job=job, loss=loss, lr=rate, dev=dev)
-        if checkpoint and save:
-            checkpoint.save(**state)
-        if stop:
-            raise Stop
+                dev = {"score": score}
+                if score > state["score"]:
+                    state |= {"score": score, "best": to_host(model.state_dict())}
+            if log:
+                loss = float(loss)
+                show(bar, loss=loss, **dev)
+                if run:
+                    run.log("finetune", done, every_rank=True, job=job, loss=loss, lr=rate,
+                            dev=dev)
+            if checkpoint and save:
+                checkpoint.save(**state)
+            if stop:
+                raise Stop
+    except Diverged as error:
+        state["diverged"] = f"{error}, step {state['step']}"
     return state
 
 
