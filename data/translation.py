@@ -22,9 +22,9 @@ from collections import Counter
 import numpy as np
 import torch
 
-from common.cli import Stop, UserError
+from common.cli import UserError
 from common.files import existing, write_json
-from common.distributed import generator_of, on_main, print0, send, stop_requested
+from common.distributed import generator_of, on_main, print0, send
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
@@ -110,8 +110,6 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest):
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(folder / f"{side}.bin", "wb")) for side in SIDES]
         while block := [*itertools.islice(pairs, BLOCK)]:
-            if stop_requested():
-                raise Stop
             total += len(block)
             encoded = map(tokenizer.encode_batch, zip(*block))
             kept = [pair for pair in zip(*encoded) if all(1 <= len(ids) <= longest for ids in pair)]
