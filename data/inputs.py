@@ -56,11 +56,12 @@ def find_inputs(ranks, action, data, models, tasks=(), languages=(), opens_token
     """
     given = on_main(ranks, find_data, data, tasks, languages, action)  # before demo data are made
     filled = fill_in(data, models["init"], ranks)
-    return Inputs(filled, {
-        **on_main(ranks, find_models, models, opens_tokenizer),
-        **on_main(ranks, find_own_tasks, tasks, action),
+    files = on_main(ranks, lambda: {
+        **find_models(models, opens_tokenizer),
+        **find_own_tasks(tasks, action),
         **given,
-        **on_main(ranks, find_data, filled, tasks, languages, action)})
+        **find_data(filled, tasks, languages, action)})
+    return Inputs(filled, files)
 
 
 def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init, given):
