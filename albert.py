@@ -1311,7 +1311,7 @@ def finetune(cfg, command):
         inputs = find_inputs(
             ranks, command.action, pick(cfg, data_flags(names)), pick(cfg, MODELS), names)
         identity = {"tasks": names, **dataclasses.asdict(cfg)}
-        run = RunFolder(cfg, command, ranks, identity, inputs.files, writes=(*TABLE14, *names))
+        run = RunFolder(cfg, command, ranks, inputs.files, identity, writes=(*TABLE14, *names))
         cfg = dataclasses.replace(cfg, **inputs.flags)
         print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
         if not run.finished():

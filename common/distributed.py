@@ -2,7 +2,7 @@
 gradients, batches, random numbers, estimates of cost, SIGTERM, and when to log and save.
 
     with launch(cfg.device, cfg.dtype) as ranks:          # torchrun or plain python, CPU or CUDA
-        run = RunFolder(cfg, command, ranks)              # common/run.py
+        run = RunFolder(cfg, command, ranks, reads)       # common/run.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         begin = checkpoint.restore().get("step", 0)
         pace = Pace(ranks, cfg.steps, cfg.save_every)

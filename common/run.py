@@ -101,14 +101,14 @@ class RunFolder:
     If it has computed nothing, as after a mistake, the folder is reused. With cfg.restart, deletes
     the files of a run of the same kind.
 
-    settings: of the run's identity. Default: all of cfg. reads: {flag: files and folders that the
-    run reads}. Their fingerprints are compared, unless earlier commands read nothing of the flag: a
-    search can run one phase at a time. compared: settings of MAY_DIFFER that must agree. replaces:
-    more settings that may differ. hint: another fix, for the message that refuses other settings.
-    writes: more names that --restart deletes.
+    reads: {flag: files and folders that the run reads}. Their fingerprints are compared, unless
+    earlier commands read nothing of the flag: a search can run one phase at a time. settings: of
+    the run's identity. Default: all of cfg. compared: settings of MAY_DIFFER that must agree.
+    replaces: more settings that may differ. hint: another fix, for the message that refuses other
+    settings. writes: more names that --restart deletes.
     """
 
-    def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=(),
+    def __init__(self, cfg, command, ranks, reads, settings=None, compared=(), writes=(),
                  replaces=(), hint=""):
         self.command = command
         self.may_differ = (MAY_DIFFER - {*compared}) | {*replaces}
@@ -130,7 +130,7 @@ class RunFolder:
             **environment(),
         }
         writer = tensorboard_writer() if asked.get("tensorboard") else None
-        self.new = on_main(ranks, self._open, cfg.restart, reads or {})  # nothing is computed
+        self.new = on_main(ranks, self._open, cfg.restart, reads)  # nothing is computed
         self.board = writer(self.folder / "tensorboard") if writer and ranks.main else None
 
     def _open(self, restart, reads):

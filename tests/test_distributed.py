@@ -37,7 +37,7 @@ class Config:
 
 def open_run(folder, reads=None, **settings):
     command = Command("albert", "search")
-    return RunFolder(Config(str(folder), **settings), command, ALONE, reads=reads)
+    return RunFolder(Config(str(folder), **settings), command, ALONE, reads or {})
 
 
 def test_a_run_folder_is_resumed_and_refused_to_others():
