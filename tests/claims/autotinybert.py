@@ -7,7 +7,7 @@ from tests.claims.study import Claim, interval, kendall, main, read, run_all, ru
 
 PROGRAM = "autotinybert.py"
 LOSS = "held-out loss of masked words, nats"
-RULES = ("1-96-384-6-96", "2-64-256-4-64", "3-64-256-4-64", "4-64-256-4-64")  # limits, BERT's rule
+RULES = ("1-96-384-6-96", "2-64-256-4-64", "4-64-256-4-64")  # limits, BERT's rule
 SHAPE = (
     "--vocab_size 4000 --largest 4-96-384-6-96 --reference 4-96-384-6-96 --length 48 "
     "--held_out 0.08 --tasks MLM-saved --steps 4000 --further_steps 500 --eval_every 500 "
@@ -61,7 +61,8 @@ def by_arch(losses):
 def shape(options):
     """Each limit is the latency of a shape of BERT's rule. SuperPLM 4-96-384-6-96: 4,000 steps of
     32 sequences of 48 tokens. For each limit, a search of 100 shapes by evolution, and one at
-    random. For each shape, 500 further steps from the SuperPLM."""
+    random. For each shape, 500 further steps from the SuperPLM. A fourth limit, of three layers,
+    was left out for time before any result was read."""
     start = [PROGRAM, "--superplm", *SHAPE, *options.flags]
     superplm = run_all(options, {"superplm": start}, "superplm/done.json")["superplm"]
     commands = {
