@@ -130,14 +130,6 @@ PRESETS = {
     "dry_run": dict(steps=2, dev_examples=32, train_examples=64, runs=1),
 }
 MODELS = "init", "tokenizer", "ensemble"  # flags that name models
-UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
-    "steps": "finetune_epochs",
-    "batch": "finetune_batch",
-    "lr": "finetune_lr",
-    "warmup": "finetune_warmup",
-    "length": "finetune_length",
-    "dropout": "finetune_dropout",
-}}
 CLIP = 1.0  # largest gradient norm (official code)
 # D3*: 15% of the tokens are predicted, 77 of 512. The official code has at most 20
 MASKED = 0.15
@@ -1036,7 +1028,7 @@ def load_pretrained(cfg, command):
     folder. None without --init."""
     if not cfg.init:
         return None
-    config = read_json(Path(cfg.init) / "config.json", dict, "name a run or a Hugging Face folder")
+    config = read_json(Path(cfg.init) / "config.json", "name a run or a Hugging Face folder")
     if "program" in config:  # a run of ours
         record, owned = read_run(cfg.init, cfg, command.program, ("pretrain", "finetune"))
         task = next(iter(owned.keys() - {"model", "optimizer"}), "")
@@ -1319,7 +1311,7 @@ def finetune(cfg, command):
         inputs = find_inputs(
             ranks, command.action, pick(cfg, data_flags(names)), pick(cfg, MODELS), names)
         identity = {"tasks": names, **dataclasses.asdict(cfg)}
-        run = RunFolder(cfg, command, ranks, identity, inputs.files, writes=(*TABLE14, *names))
+        run = RunFolder(cfg, command, ranks, inputs.files, identity, writes=(*TABLE14, *names))
         cfg = dataclasses.replace(cfg, **inputs.flags)
         print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
         if not run.finished():
@@ -1383,6 +1375,22 @@ ACTIONS = {
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
+UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
+    "steps": "finetune_epochs",
+    "batch": "finetune_batch",
+    "lr": "finetune_lr",
+    "warmup": "finetune_warmup",
+    "length": "finetune_length",
+    "dropout": "finetune_dropout",
+}}
+READS = {  # all flags that these actions read
+    "predict": (
+        "preset", "out", "device", "dtype", "init", "tokenizer", *SHAPE, *FREE, "finetune_length"),
+    "export": ("preset", "init", "tokenizer", *SHAPE, *FREE),
+    "describe": (
+        "preset", "dtype", "accumulate", "recompute", "dry_run", "init", *SHAPE, *FREE, "length",
+        "steps", "batch"),
+}
 
 
 def check(cfg, command):
@@ -1394,7 +1402,7 @@ def check(cfg, command):
 
 
 def main(argv=None):
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, READS, argv)
 
 
 if __name__ == "__main__":

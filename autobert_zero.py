@@ -18,7 +18,7 @@ Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a l
          score_candidate, search (Alg. 1), train_step. Skip at first: canonical, the text form,
          find_softmax_attention, band_matrix, slot, grow, the edits, and everything between search
          and train_step.
-Differs: There are 47 departures from the paper, D1 to D47: grep -n '# D[0-9]' autobert_zero.py
+Differs: There are 48 departures from the paper, D1 to D48: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
 import collections
@@ -111,7 +111,7 @@ class Config:
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3, c of App. D.1. Weak below 0.1 [0, 1000]
-    no_weight_sharing: bool = False  # candidates write nothing back to the super-net
+    weight_sharing: Literal["biws", "none"] = "biws"  # biws: candidates write weights back | none
     finalists: int = 0  # best candidates trained again, alone (D37). 0: none, as in the paper
     finalist_times: int = 1  # finalists get this many times a candidate's steps and examples [>= 1]
     warm_times: int = 0  # the warm start has this many times --steps (D40). 0 or --init: none
@@ -146,7 +146,7 @@ PRESETS = {
             finalists=2, finalist_times=15,
             # D1: the demo shares no weights: each candidate starts from the same weights. The other
             # presets share them, as in the paper
-            no_weight_sharing=True,
+            weight_sharing="none",
             warm_times=10),
         pretrain=dict(steps=3000, save_every=500),
         finetune=dict(
@@ -1007,10 +1007,11 @@ def ranked(history):
 
 class OperationPriority:
     """Priorities of operations from the history (Sec. 3.2): one distribution over OPS per position,
-    for all attention layers, and one over KERNELS per layer."""
+    for all attention layers, and one over KERNELS per layer. Other strategies than op-nas have no
+    samples, so that all options are equally probable."""
 
     def __init__(self, history, cfg):
-        self.cfg = cfg
+        self.alpha = cfg.alpha
         # {(position, operation) or (layer, kernel): scores of the candidates that have it}
         self.samples = collections.defaultdict(list)
         if cfg.strategy != "op-nas":
@@ -1031,7 +1032,7 @@ class OperationPriority:
         # D9: scores are fractions, so that the softmax is nearly uniform. The paper gives no unit.
         # Percent makes it nearly a maximum, and found worse networks (tests/claims, replay)
         samples = [self.samples[position, option] for option in options]
-        bounds = dict(zip(options, ucb(samples, self.cfg.alpha)))
+        bounds = dict(zip(options, ucb(samples, self.alpha)))
         legal = legal or options
         top = max(bounds[option] for option in legal)  # so that exp does not overflow
         weights = [math.exp(bounds[option] - top) if option in legal else 0.0
@@ -1157,7 +1158,7 @@ def edit_attention(parent, rng, priority):
     return parent
 
 
-def mutate(parent, rng, priority):
+def mutate(parent, rng, priority, cfg):
     """A child of an architecture (Alg. 1, lines 6, 7). First, a random layer may change its kind.
     Then a random layer changes inside, by the priorities."""
     child = list(parent)
@@ -1171,7 +1172,7 @@ def mutate(parent, rng, priority):
             # D24: half of the new attentions are copies of another layer's
             child[layer] = rng.choice(attentions)
         else:
-            child[layer] = sample_attention(rng, priority.cfg)
+            child[layer] = sample_attention(rng, cfg)
     layer = rng.randrange(len(child))  # intra-layer
     if isinstance(child[layer], int):
         child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
@@ -1209,7 +1210,7 @@ def propose(history, number, cfg):
             turn = len(proposals) // cfg.children  # a parent has all its children in one turn
             line = parents[turn % len(parents)]
             parent = line["id"]
-            arch = mutate(parse_arch(line["arch"]), rng, priority)  # Alg. 1, lines 6, 7
+            arch = mutate(parse_arch(line["arch"]), rng, priority, cfg)  # Alg. 1, lines 6, 7
         else:
             parent = None
             arch = sample_arch(rng, cfg)  # Alg. 1, line 1
@@ -1220,13 +1221,13 @@ def propose(history, number, cfg):
     return proposals
 
 
-def score_candidate(arch, number, supernet, data, cfg, path):
+def score_candidate(arch, round_number, supernet, data, cfg, path):
     """Evaluate one candidate (App. D.1, "model evaluation"): pre-train it, then fine-tune copies of
     it on the proxy tasks. Returns {score, scores, diverged, seconds}. Saves the pre-trained weights
     as path.pt.
 
-    number: the round, which selects a part of the text. Networks that are trained again, and
-    the warm start, read on from where round 0 begins.
+    Each round reads its own part of the text. The warm start and the finalists have more steps:
+    they read round 0's part, and on into the next.
     """
     began = time.perf_counter()
     model = LanguageModel(arch, cfg, shared=True)
@@ -1239,7 +1240,7 @@ def score_candidate(arch, number, supernet, data, cfg, path):
     scores = {}
     diverged = False
     try:
-        train_candidate(model, optimizer, data, cfg, checkpoint, number)
+        train_candidate(model, optimizer, data, cfg, checkpoint, round_number)
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
     except Diverged:
@@ -1253,25 +1254,27 @@ def score_candidate(arch, number, supernet, data, cfg, path):
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
-def train_candidate(model, optimizer, data, cfg, checkpoint, number):
-    """Pre-train one candidate in this process, from its checkpoint. number: the round. Raises
-    Diverged, and Stop after SIGTERM."""
+def train_candidate(model, optimizer, data, cfg, checkpoint, round_number):
+    """Pre-train one candidate in this process, from its checkpoint. Raises Diverged, and Stop after
+    SIGTERM."""
     alone = checkpoint.ranks
     begin = checkpoint.restore().get("step", 0)
     network = prepare_model(model, alone, cfg.compile)
     pace = Pace(alone, cfg.steps, cfg.save_every)
     means = Means(alone)
-    made = prefetch(training_batches(data, cfg, alone, begin, number), data.device)
+    made = prefetch(training_batches(data, cfg, alone, begin, round_number), data.device)
     model.train()
     steps = job_progress(range(begin, cfg.steps), "pretrain", cfg.steps, begin)
     for step, batches in zip(steps, made):
         set_rate(optimizer, learning_rate(step, cfg))
-        means.add(train_step(step, network, optimizer, batches, cfg, alone, number), tokens=0)
-        stop, save, log = pace(step + 1)
+        numbers = train_step(step, network, optimizer, batches, cfg, alone, round_number)
+        means.add(numbers, tokens=0)
+        done = step + 1
+        stop, save, log = pace(done)
         if log:
-            means.take(step + 1)  # raises Diverged
+            means.take(done)  # raises Diverged
         if save:
-            checkpoint.save(step=step + 1)
+            checkpoint.save(step=done)
         if stop:
             raise Stop
 
@@ -1290,7 +1293,7 @@ def score_task(model, task, cfg, device):
     return max(task.score("dev", predict(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
-def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
+def score_candidates(archs, round_number, supernet, run, name, data, cfg, best=1.0):
     """Evaluate {id: architecture}, distributed over the processes. Returns {id: result}. Long
     formulas go first, since they tend to take longest.
 
@@ -1301,18 +1304,16 @@ def score_candidates(archs, number, supernet, run, name, data, cfg, best=1.0):
     texts = {key: arch_text(arch) for key, arch in archs.items()}
 
     def evaluate(key):
-        return score_candidate(archs[key], number, supernet, data, cfg, folder / str(key))
-
-    def length(key):
-        return len(texts[key])
+        return score_candidate(archs[key], round_number, supernet, data, cfg, folder / str(key))
 
     def report(key, result):
         if data.tasks:  # a warm start has none
             print0(run.ranks, candidate_line(key, result, archs[key], best, cfg))
-        run.log("candidate", number, job=f"{name}/{key}", arch=texts[key], **result)
+        run.log("candidate", round_number, job=f"{name}/{key}", arch=texts[key], **result)
 
     results = share_out(
-        run.ranks, list(archs), folder, name, evaluate, cost=length, report=report)
+        run.ranks, list(archs), folder, name, evaluate, cost=lambda key: len(texts[key]),
+        report=report)
     return dict(zip(archs, results))
 
 
@@ -1326,14 +1327,15 @@ def search(supernet, run, data, cfg):
     for number in range(begin, len(round_sizes(cfg))):
         name = f"round-{number}"
         proposals = propose(history, number, cfg)  # lines 1, 4 to 7
-        archs = {key: arch for key, (_, arch) in enumerate(proposals, len(history))}
+        by_id = dict(enumerate(proposals, len(history)))
+        archs = {key: arch for key, (_, arch) in by_id.items()}
         best = score_to_beat(history, data)
         results = score_candidates(  # lines 2, 8, 9
             archs, number, supernet, run, name, data, cfg, best)
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
-            for key, (parent, arch) in enumerate(proposals, len(history))]
-        if not cfg.no_weight_sharing:  # Sec. 3.2, BIWS (1): after each round
+            for key, (parent, arch) in by_id.items()]
+        if cfg.weight_sharing == "biws":  # Sec. 3.2, BIWS (1): after each round
             supernet.write_back(
                 (archs[line["id"]], load_file(run.folder / name / f"{line['id']}.pt"))
                 for line in reversed(ranked(lines)))
@@ -1378,8 +1380,9 @@ def score_to_beat(history, data):
 
 
 def first_super_net(source, run, data, cfg):
-    """The super-net at the beginning of a search: random (the paper does not say), with --init's
-    weights, or after a warm start."""
+    """The super-net at the beginning of a search: random, with --init's weights, or after a warm
+    start."""
+    # D48: without --init and warm start the first super-net is random. The paper does not say
     first = SuperNet(cfg)
     if source and source.arch:
         seed_everything(cfg.seed, "model")  # for the heads, which a fine-tuned model lacks
@@ -1461,7 +1464,7 @@ def search_and_train_again(source, run, data, cfg):
         "baselines": {**baselines, "majority": majority_baseline(data.tasks)},
     }
     on_main(run.ranks, write_json, run.folder / "best.json", result)
-    if trained_again or not cfg.no_weight_sharing:  # else no trained weights are kept
+    if trained_again or cfg.weight_sharing == "biws":  # else no trained weights are kept
         model = LanguageModel(arch, cfg)
         model.load_state_dict(cut_out(supernet.weights, model))
         on_main(run.ranks, write_network, run.folder / "best.py", model, cfg, data.tokenizer,
@@ -1639,7 +1642,7 @@ def mask_tokens(ids, tokenizer, generator):
     Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). If
     fewer than M tokens are masked, filler has the label -100.
     """
-    # D17: the masking rate holds per batch, not per sequence. M depends on B and T alone
+    # D17: the masking rate holds per micro-batch, not per sequence. M depends on B and T alone
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
@@ -1684,12 +1687,6 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone tra
         SPAN, head_kind, refuse_to_overwrite, write_hugging_face, write_network)
 
 MODELS = ("init", "tokenizer")  # flags that name models
-UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
-    "steps": "finetune_epochs",
-    "batch": "finetune_batch",
-    "lr": "finetune_lr",
-    "warmup": "",
-}}
 WRITES = ("round-*", "warm-start", "finalists")  # names in the run folder of a search
 NINE = "mean of App. C's nine numbers"
 GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
@@ -1762,14 +1759,14 @@ def short_times(cfg):
     return min(4, cfg.length // 8)
 
 
-def training_batches(data, cfg, ranks, begin, number=0):
+def training_batches(data, cfg, ranks, begin, round_number=0):
     """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
-    same for any number of processes. number: the round of a search. Its candidates read the same
-    text, and the next round reads on."""
+    same for any number of processes. All candidates of a round read the same text, and the next
+    round reads on."""
     for step in range(begin, cfg.steps):
         times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
-        first = times * cfg.batch * (number * cfg.steps + step)
+        first = times * cfg.batch * (round_number * cfg.steps + step)
         segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
         # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
         # that few are padded. The paper does not say how a batch is divided
@@ -1800,14 +1797,13 @@ def summed_losses(network, batch, cfg):
                         summed_loss(next_logits, batch["next_labels"])])
 
 
-def train_step(step, network, optimizer, batches, cfg, ranks, number=0):
+def train_step(step, network, optimizer, batches, cfg, ranks, round_number=0):
     """One step on this process's micro-batches. Returns {name: tensor ()}, both losses and the
-    gradient norm. Their means over the processes are those of the whole batch. number: the round of
-    a search."""
+    gradient norm. Their means over the processes are those of the whole batch."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
     losses = torch.zeros_like(totals)
-    first = number * cfg.steps * cfg.batch
+    first = round_number * cfg.steps * cfg.batch  # differs between rounds
     for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         seed_everything(cfg.seed, "language model", first, step, micro)  # dropout
         with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
@@ -1871,13 +1867,13 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     """{"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} on held-out sequences, which are the
     same for all seeds and batch sizes. The host waits for a GPU once, to read the sums."""
     batch_size = 16
-    dev_cfg = dataclasses.replace(cfg, seed=0)
+    cfg = dataclasses.replace(cfg, seed=0)
     dtype = torch.float32 if ranks.device.type == "mps" else torch.float64  # mps has no float64
     sums = torch.zeros(2, 3, dtype=dtype, device=ranks.device)  # loss, right, labels
     model.eval()
     for first in range(ranks.rank * batch_size, sequences, ranks.size * batch_size):
-        segments = data.dev.segments(first, batch_size, cfg.length - 3, dev_cfg.seed)
-        batch = language_batch(segments, data.tokenizer, dev_cfg, first, ranks.device)
+        segments = data.dev.segments(first, batch_size, cfg.length - 3, cfg.seed)
+        batch = language_batch(segments, data.tokenizer, cfg, first, ranks.device)
         with autocast(cfg.dtype, ranks.device):
             logits, next_logits = model(batch)
         answers = (logits, batch["labels"]), (next_logits, batch["next_labels"])
@@ -1944,7 +1940,7 @@ def refuse_stopped_search(cfg, command):
     or an explicit --arch, needs only its saved super-net."""
     folder = Path(cfg.init)
     config = folder / "config.json"
-    record = read_json(config, dict) if config.exists() else {}
+    record = read_json(config) if config.exists() else {}
     if record.get("action") != "search" or (folder / "done.json").exists():
         return
     needs_best = command.action == "export" or (
@@ -2178,21 +2174,20 @@ def export(cfg, command):
 def network_to_export(source, cfg):
     """(the model of --init, the labels of its task or None, the length of its inputs)."""
     arch = parse_arch(cfg.arch)
-    model = LanguageModel(arch, cfg)
-    labels = None
-    length = cfg.length
-    if "head.weight" in source.weights:
-        name = source.settings["tasks"]
-        own = read_spec(cfg.init)  # of a user's own task, else None
-        recipe = recipes(cfg)["SST-2" if own else name]
-        length = source.settings["finetune_length"] or recipe.length
-        labels = SPAN
-        if task := own or glue.TASKS.get(name):  # else SQuAD
-            labels = task.labels or ("score",)  # a regression has no labels
-        source = source._replace(weights=export_head(source.weights, own)[0])
-        model = TaskModel(arch, cfg, len(labels), labels == SPAN)
-    print(start_from(model, source))
-    return model, labels, length
+    if "head.weight" not in source.weights:  # a task's
+        model = LanguageModel(arch, cfg)
+        print(start_from(model, source))
+        return model, None, cfg.length
+    name = source.settings["tasks"]
+    own = read_spec(cfg.init)  # of a user's own task, else None
+    task = own or glue.TASKS.get(name)  # None: SQuAD
+    labels = SPAN
+    if task:
+        labels = task.labels or ("score",)  # a regression has no labels
+    recipe = recipes(cfg)["SST-2" if own else name]
+    model = TaskModel(arch, cfg, len(labels), labels == SPAN)
+    print(start_from(model, source._replace(weights=export_head(source.weights, own)[0])))
+    return model, labels, source.settings["finetune_length"] or recipe.length
 
 
 def forward_flops(arch, cfg):
@@ -2249,11 +2244,26 @@ ACTIONS = {
                "FILE.py|DIR"),
     "describe": (describe, "parameters, FLOPs, memory and days of --arch as JSON"),
 }
+UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
+    "steps": "finetune_epochs",
+    "batch": "finetune_batch",
+    "lr": "finetune_lr",
+    "warmup": "",
+}}
+READS = {  # all flags that these actions read
+    "predict": (
+        "preset", "out", "device", "dtype", "init", "tokenizer", "arch", *SHAPE, *FREE,
+        "finetune_length"),
+    "export": ("preset", "init", "tokenizer", "arch", *SHAPE, *FREE),
+    "describe": (
+        "preset", "dtype", "accumulate", "recompute", "dry_run", "init", "arch", *SHAPE, *FREE,
+        "steps", "batch"),
+}
 
 
 def main(argv=None):
     """Run one action."""
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, READS, argv)
 
 
 if __name__ == "__main__":

@@ -119,10 +119,6 @@ class Config:
 PHASES = "search", "superplm", "latency"  # actions that share one run folder
 ON_SUPERPLM = "search", "latency", "describe"  # actions that read --init's SuperPLM
 MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
-UNREAD = {  # flags that an action does not read: the flags to use instead
-    "further_train": {"steps": "further_steps"},
-    "finetune": {"steps": "finetune_epochs", "batch": "finetune_batch", "lr": "finetune_lr"},
-}
 WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
     "pareto.txt", "pareto.svg")
@@ -1083,7 +1079,7 @@ SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from 
 def read_arch(text, source):
     """The Arch of a text or a best.json. Raises UserError that names the source."""
     if text.endswith(".json"):
-        text = read_json(text, dict).get("arch")
+        text = read_json(text).get("arch")
     try:
         return parse_arch(text)
     except (ValueError, TypeError) as error:
@@ -1094,7 +1090,7 @@ def choose_part(path, arch):
     """The folder of a run with the weights of an architecture (text, or "" for the model): its
     model/, or its superplm/, which contains all architectures. Other folders have no such parts."""
     folder = hf_models.model_folder(path)
-    own = read_json(folder / "config.json", dict).get("settings", {}).get("arch")
+    own = read_json(folder / "config.json").get("settings", {}).get("arch")
     if arch and arch != own:
         return hf_models.model_folder(path, "superplm")
     if not arch and folder == Path(path, "superplm"):
@@ -1106,7 +1102,7 @@ def choose_part(path, arch):
 def read_pretrained(path, cfg, command, arch=""):
     """The Pretrained in a run folder or a Hugging Face folder. arch: as in choose_part."""
     folder = choose_part(path, arch)
-    config = read_json(folder / "config.json", dict)
+    config = read_json(folder / "config.json")
     if "program" in config:  # a run of ours
         record, owned = read_run(
             folder, cfg, command.program, ("search", "superplm", "further_train", "finetune"))
@@ -1128,7 +1124,7 @@ def load_pretrained(cfg, command):
         arch = str(read_arch(cfg.arch, "--arch")) if cfg.arch else ""
         return read_pretrained(cfg.init, cfg, command, arch)
     folder = hf_models.model_folder(cfg.init, "superplm")
-    record = read_json(folder / "config.json", dict)
+    record = read_json(folder / "config.json")
     # Sec. 3.4: only Alg. 1 makes a SuperPLM. read_pretrained refuses a run of another program
     if record.get("program", command.program) == command.program and (
             record.get("action") != "superplm"):
@@ -1457,7 +1453,7 @@ def latencies_of_init(cfg, machine):
     """The latency.json of --init's run if measured on such a machine, else None."""
     for folder in (Path(cfg.init), Path(cfg.init).parent) if cfg.init else ():
         path = folder / "latency.json"
-        kept = read_json(path, dict) if path.exists() else {}
+        kept = read_json(path) if path.exists() else {}
         if kept.get("machine") == machine:
             print(f"{folder}: its {len(kept['times'])} latencies are used again")
             return kept
@@ -1469,7 +1465,7 @@ def measure_latencies(cfg, path):
     device = pick_device(cfg.latency_device)  # UserError if there is none
     here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
     machine = {"processor": here, **{name: getattr(cfg, name) for name in MACHINE}}
-    kept = read_json(path, dict) if path.exists() else latencies_of_init(cfg, machine)
+    kept = read_json(path) if path.exists() else latencies_of_init(cfg, machine)
     if path.exists():
         print(f"{path}: its latencies are used again, and missing ones are measured")
     if not kept:
@@ -1752,6 +1748,24 @@ def words_of_search(phase):
             for word in sys.argv[1:] if word != "--restart"]
 
 
+def may_change(cfg):
+    """The settings that a further command in the run folder may change. Latencies serve each search
+    of their space, a SuperPLM each limit, and candidates only their own."""
+    if Path(cfg.out, "candidates").exists():
+        return ()
+    if Path(cfg.out, "superplm").exists():
+        return LIMITS
+    return dataclasses.asdict(cfg).keys() - {*OF_LATENCIES}
+
+
+def hint_of(cfg):
+    """What a refusal of other settings adds if a SuperPLM can be used again."""
+    if not any(Path(cfg.out, name).exists() for name in ("superplm", "candidates")):
+        return ""
+    return (f"; with --init {cfg.init or cfg.out} and a new --out, its latencies and its SuperPLM "
+            "are used again")
+
+
 def search(cfg, command):
     """All four phases, in one run folder, or --superplm or --latency alone."""
     phase = command.action
@@ -1762,17 +1776,8 @@ def search(cfg, command):
         names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
         text = phase != "latency"
         inputs = find_data(cfg, command, ranks, names, text)
-        # latencies serve each search of their space, a SuperPLM each limit, candidates only theirs
-        replaces = LIMITS
-        hint = (f"; with --init {cfg.init or cfg.out} and a new --out, its latencies and its "
-                "SuperPLM are used again")
-        if Path(cfg.out, "candidates").exists():
-            replaces = ()
-        elif not Path(cfg.out, "superplm").exists():
-            replaces = dataclasses.asdict(cfg).keys() - {*OF_LATENCIES}
-            hint = ""
-        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES, replaces=replaces,
-                        hint=hint)
+        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES,
+                        replaces=may_change(cfg), hint=hint_of(cfg))
         if not run.finished():
             cfg = dataclasses.replace(cfg, **inputs.flags)
             if text:
@@ -1903,6 +1908,17 @@ ACTIONS = {
         "parameters, FLOPs, memory and days of training of --arch as JSON",
     ),
 }
+UNREAD = {  # flags that an action does not read: the flags to use instead
+    "further_train": {"steps": "further_steps"},
+    "finetune": {"steps": "finetune_epochs", "batch": "finetune_batch", "lr": "finetune_lr"},
+}
+READS = {  # all flags that these actions read
+    "predict": ("preset", "out", "device", "dtype", "init", "tokenizer", "finetune_length"),
+    "export": ("preset", "device", "dtype", "init", "tokenizer", "arch"),
+    "describe": (
+        "preset", "seed", "dtype", "accumulate", "dry_run", "init", "arch", *SHAPE, "samples",
+        "length", "steps", "further_steps", "batch", "latency_length"),
+}
 
 
 def check(cfg, command):
@@ -1920,7 +1936,7 @@ def check(cfg, command):
 
 
 def main(argv=None):
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, READS, argv)
 
 
 if __name__ == "__main__":

@@ -153,28 +153,9 @@ DATA = {  # data flags of each task
     "cifar10": ("cifar10", "images"),
     "wmt14": ("train_text", "valid_text", "test_text"),
 }
-ONLY = {  # flags of one task alone
-    "cifar10": (*DATA["cifar10"], "classes", "image", "patch", "augment"),
-    "wmt14": (*DATA["wmt14"], "languages", "tokenizer", "vocab_size", "search_decoder",
-              "decoder_layers", "connect", "qkv", "length", "beam"),
-}
 SPACE = (  # flags of the search space, for --search and --describe only
     "space", "layers", "hidden", "ffn", "heads", "decoder_layers", "connect", "search_decoder")
 MODELS = ("init", "tokenizer")  # flags that name files besides the data
-TRAINING = (  # flags of a training
-    "compile", "accumulate", "train_examples", "held_out", "dropout", "steps", "batch", "lr",
-    "lr_start", "warmup", "weight_decay", "clip", "save_every", "augment")
-SEARCHING = (  # flags of a search alone
-    "samples", "latency_limit", "keep", "generations", "population", "finalists")
-TIMING = ("cost", "latency_runs")  # flags of a latency
-UNREAD = {  # {action: {flag that it does not read: the flag to use instead, here always ""}}
-    "search": dict.fromkeys(["compile"], ""),
-    "train": dict.fromkeys((*SEARCHING, *TIMING, "beam"), ""),
-    "evaluate": dict.fromkeys((*TRAINING, *SEARCHING), ""),
-    "predict": dict.fromkeys((*TRAINING, *SEARCHING, *TIMING), ""),
-    "describe": {name: "" for name in (*TRAINING, *SEARCHING, *TIMING, "beam")
-                 if name not in ("accumulate", "steps", "batch")},
-}
 EXAMPLES = ("held_out", "train_examples", "seed")  # settings that divide the training data
 COMPARED = ("save_every",)  # must agree in a resumed run: the last saves are averaged
 WRITES = ("text", "valid", "translations.*", "classes.txt", "images.json")  # what --restart deletes
@@ -1324,11 +1305,12 @@ def latency_window(rank_scores, latencies, limit):
     return rank_scores[round(begin * last)], rank_scores[round(end * last)]
 
 
-def take_new(archs, count, allowed, drawn):
-    """Up to `count` of these random architectures that are allowed and new. archs: endless.
-    drawn: the set of all architectures so far, updated in place."""
+def draw_new(draw, count, allowed, drawn):
+    """Up to `count` architectures of draw() that are allowed and new. drawn: the set of all
+    architectures so far, updated in place."""
     new = []
-    for arch in itertools.islice(archs, ATTEMPTS * count):
+    for _ in range(ATTEMPTS * count):
+        arch = draw()
         if arch not in drawn and allowed(arch):
             new.append(arch)
         drawn.add(arch)
@@ -1344,21 +1326,20 @@ def evolve(space, fitness, allowed, cfg):
     fitness: architectures -> numbers. allowed: architecture -> bool.
     """
     rng = random.Random(f"{cfg.seed} evolution")
-    forever = itertools.repeat(None)
     drawn = set()
     scores = {}
     fifth = max(1, cfg.population // 5)
     for generation in range(1 + cfg.generations):
         if generation == 0:
-            samples = (sample_arch(space, rng) for _ in forever)
-            new = take_new(samples, cfg.population, allowed, drawn)
+            new = draw_new(lambda: sample_arch(space, rng), cfg.population, allowed, drawn)
         else:
             parents = sorted(scores, key=scores.get)[:fifth]
-            mutants = (mutate(rng.choice(parents), space, MUTATION, rng) for _ in forever)
-            children = (
-                crossover(rng.choice(parents), rng.choice(parents), space, rng) for _ in forever)
-            new = take_new(mutants, 2 * fifth, allowed, drawn)
-            new += take_new(children, 2 * fifth, allowed, drawn)
+            new = draw_new(
+                lambda: mutate(rng.choice(parents), space, MUTATION, rng),
+                2 * fifth, allowed, drawn)
+            new += draw_new(
+                lambda: crossover(rng.choice(parents), rng.choice(parents), space, rng),
+                2 * fifth, allowed, drawn)
         if not new:
             break
         scores |= zip(new, fitness(new))
@@ -1483,13 +1464,13 @@ def measure(archs, supernet, data, cfg, ranks, limit):
     # separately, the released code on 2,000 sub-nets each.
     began = time.perf_counter()
     timers = ranks.size if ranks.device.type == "cuda" else 1  # processes that measure latencies
-    own = archs[ranks.rank::timers] if ranks.rank < timers else []
-    latencies = collections.ChainMap(
-        *gather(ranks, {arch: measure_latency(arch, cfg, ranks.device) for arch in own}))
+    timed = archs[ranks.rank::timers] if ranks.rank < timers else []  # by this process
+    own = {arch: measure_latency(arch, cfg, ranks.device) for arch in timed}
+    latencies = collections.ChainMap(*gather(ranks, own))
     fast = [arch for arch in archs if latencies[arch] <= limit]
-    own = fast[ranks.rank::ranks.size]
-    losses = collections.ChainMap(
-        *gather(ranks, {arch: evaluate_network(supernet, data, cfg, arch)["loss"] for arch in own}))
+    evaluated = fast[ranks.rank::ranks.size]  # by this process
+    own = {arch: evaluate_network(supernet, data, cfg, arch)["loss"] for arch in evaluated}
+    losses = collections.ChainMap(*gather(ranks, own))
     seconds = (time.perf_counter() - began) / len(archs)
     return [{
         "arch": arch_text(arch),
@@ -1548,10 +1529,11 @@ def draw_samples(space, cfg):
     of its number and the seed."""
     count = min(cfg.samples, space_size(space))
     archs = {}  # in order
-    for number in itertools.count():
-        if len(archs) == count:
-            return [*archs]
+    number = 0
+    while len(archs) < count:
         archs[sample_arch(space, random.Random(f"{cfg.seed} sample {number}"))] = None
+        number += 1
+    return [*archs]
 
 
 def within_limit(history, limit):
@@ -1855,7 +1837,7 @@ def load_pretrained(cfg, command):
     arch = record["settings"]["arch"]
     best = Path(cfg.init) / "best.json"
     if record["action"] == "search" and best.exists():
-        arch = read_json(best, dict)["arch"]
+        arch = read_json(best)["arch"]
     return Pretrained(cfg.init, record["settings"], owned["model"], arch)
 
 
@@ -1901,7 +1883,7 @@ def read_arch(cfg, command, source):
         if cfg.preset == "base" and not command.given.intersection(SPACE):
             text = "mformer"
     if text.endswith(".json"):
-        text = str(read_json(text, dict, "--search first").get("arch", text))
+        text = str(read_json(text, "--search first").get("arch", text))
     if not text:
         raise UserError(f"--{command.action}: --arch is missing; give RUN/best.json of a search, "
                         f"or one of {', '.join(PUBLISHED[cfg.task])}")
@@ -2063,7 +2045,8 @@ def predict_examples(model, examples, data, cfg, ranks):
     """The predictions for images or lines as text: class names, or translations. An empty line
     gives "". The processes share the batches."""
     own = {}
-    bar = progress(ranks, len(examples), "predicting")
+    empty = sum(len(example) == 0 for example in examples)  # lines without a prediction
+    bar = progress(ranks, len(examples), "predicting", empty)
     for numbers, batch in data.example_batches(examples):
         for number, prediction in zip(numbers, predict_batch(model, batch, data, cfg)):
             own[number] = data.prediction_text(prediction)
@@ -2185,6 +2168,26 @@ ACTIONS = {
         "the network of --init RUN, into RUN-predictions/FILE or --out", "FILE"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
+UNREAD = {  # flags that an action does not read: the flags to use instead, here none
+    "search": {"compile": ""},
+    "train": dict.fromkeys((
+        "samples", "cost", "latency_runs", "latency_limit", "keep", "generations", "population",
+        "finalists", "beam"), ""),
+}
+READS = {  # all flags that these actions read
+    "evaluate": (
+        "preset", "out", "restart", "device", "dtype", "dry_run", "init", "arch", *SHAPE,
+        "cifar10", "images", "test_text", "cost", "latency_runs", "beam"),
+    "predict": ("preset", "out", "device", "dtype", "init", "arch", *SHAPE, "beam"),
+    "describe": (
+        "preset", "dtype", "accumulate", "dry_run", "init", "arch", *SHAPE, *SPACE, "classes",
+        "vocab_size", "steps", "batch"),
+}
+ONLY = {  # flags of one task alone
+    "cifar10": (*DATA["cifar10"], "classes", "image", "patch", "augment"),
+    "wmt14": (*DATA["wmt14"], "languages", "tokenizer", "vocab_size", "search_decoder",
+              "decoder_layers", "connect", "qkv", "length", "beam"),
+}
 
 
 def check_patches(image, patch):
@@ -2239,7 +2242,7 @@ def presets_of(argv):
     task = flags.task
     config = Path(flags.init or "", "config.json")
     if flags.init and not task and config.is_file():
-        task = read_json(config, dict).get("settings", {}).get("task")
+        task = read_json(config).get("settings", {}).get("task")
     if task not in PRESETS:  # refused later
         task = Config.task
     return {"dry_run": DRY_RUN,
@@ -2247,7 +2250,7 @@ def presets_of(argv):
 
 
 def main(argv=None):
-    return cli.start(Config, presets_of(argv), ACTIONS, __doc__, check, UNREAD, argv)
+    return cli.start(Config, presets_of(argv), ACTIONS, __doc__, check, UNREAD, READS, argv)
 
 
 if __name__ == "__main__":

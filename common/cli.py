@@ -173,7 +173,7 @@ def make_parser(config_class, presets, preset, actions, description):
     return parser
 
 
-def parse(config_class, presets, actions, description, argv=None):
+def parse(config_class, presets, actions, description, argv):
     """Parse a paper file's command line: (Command, config), or (None, None) without an action,
     after printing the help. A mistake exits with one line and status 2."""
     names = [name for name in presets if name != "dry_run"]
@@ -215,16 +215,18 @@ def make_config(config_class, presets, preset, command, actions, given):
     return config
 
 
-def warn_of_unread(command, unread):
+def warn_of_unread(command, unread, reads):
     """Warn of given flags that the action does not read, unless the flag to use instead is given
     too."""
-    for name, instead in unread.get(command.action, {}).items():
+    others = command.given.difference(reads.get(command.action, command.given))
+    ignored = dict.fromkeys(sorted(others), "") | unread.get(command.action, {})
+    for name, instead in ignored.items():
         if name in command.given and instead not in command.given:
             hint = f"; --{instead} counts" if instead else ""
             warnings.warn(f"--{name}: --{command.action} does not read it{hint}")
 
 
-def start(config_class, presets, actions, description, check=None, unread=None, argv=None):
+def start(config_class, presets, actions, description, check, unread, reads, argv):
     """Parse the command line of a paper file and run its action. Returns the exit status.
 
     config_class: frozen dataclass with the fields preset, out, restart and dry_run. presets:
@@ -232,14 +234,14 @@ def start(config_class, presets, actions, description, check=None, unread=None, 
     only. --dry_run applies presets["dry_run"] on top. actions: {name: (function, help)}, or
     (function, help, METAVAR) if the action takes a value. An action is called as function(config,
     command). check(config, command): raises UserError for other mistakes. unread: {action: {flag
-    that it does not read: the flag to use instead, or ""}}.
+    that it does not read: the flag to use instead, or ""}}. reads: {action: all flags that it
+    reads}, for actions that read few. argv: the words, or None for those of this process.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
         return 0
-    if check:
-        check(config, command)
-    warn_of_unread(command, unread or {})
+    check(config, command)
+    warn_of_unread(command, unread, reads)
     try:
         actions[command.action][0](config, command)
     except Stop:

@@ -2,7 +2,7 @@
 gradients, batches, random numbers, estimates of cost, SIGTERM, and when to log and save.
 
     with launch(cfg.device, cfg.dtype) as ranks:          # torchrun or plain python, CPU or CUDA
-        run = RunFolder(cfg, command, ranks)              # common/run.py
+        run = RunFolder(cfg, command, ranks, reads)       # common/run.py
         checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
         begin = checkpoint.restore().get("step", 0)
         pace = Pace(ranks, cfg.steps, cfg.save_every)
@@ -32,6 +32,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -55,7 +56,6 @@ class Ranks:
     size: int
     device: torch.device
     store: object = None  # a dist.Store that the processes share
-    cleanup: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     @property
     def main(self):
@@ -79,37 +79,31 @@ def launch(device, dtype="auto"):
         ranks.store = join_group(backend_of(ranks.device), rank, size)
     # only now, so that a process that still waits for others ends at once
     signal.signal(signal.SIGTERM, _note_sigterm)
-    with ranks.cleanup:
-        try:
-            yield ranks
-        except RuntimeError:
-            if size > 1 and _stop_requested:  # another rank, which this one waited for, has stopped
-                raise Stop from None
-            raise
-        finally:
-            if _stop_requested:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            if size > 1:
-                gc.collect()  # else gloo threads of a DDP module in a cycle may abort the run
-                dist.destroy_process_group()
+    try:
+        yield ranks
+    except RuntimeError:
+        if size > 1 and _stop_requested:  # another rank, which this one waited for, has stopped
+            raise Stop from None
+        raise
+    finally:
+        if _stop_requested:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if size > 1:
+            gc.collect()  # else gloo threads of a DDP module in a cycle may abort the run
+            dist.destroy_process_group()
 
 
 def read_launch():
     """(rank, number of processes, local rank) from torchrun's environment variables. Raises
     UserError if they are inconsistent."""
-    numbers = []
-    for name, default in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
-        text = os.environ.get(name, default)
-        if not text.isdecimal():
-            raise UserError(f"{name}={text}: not a number; {UNSET}")
-        numbers.append(int(text))
-    rank, size, _ = numbers
+    rank = int(os.environ.get("RANK", 0))
+    size = int(os.environ.get("WORLD_SIZE", 1))
     if rank >= size:
         raise UserError(f"RANK={rank} in WORLD_SIZE={size}: the rank must be smaller; {UNSET}")
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if size > 1 and missing:
         raise UserError(f"WORLD_SIZE={size} without {' and '.join(missing)}; {UNSET}")
-    return numbers
+    return rank, size, int(os.environ.get("LOCAL_RANK", 0))
 
 
 def backend_of(device):
@@ -305,13 +299,13 @@ def prefetch(items, device):
 
 
 def send(batch, device):
-    """The tensors of a batch, a list or a dictionary, on the device. For CUDA they are pinned, so
-    that the host does not wait for the device."""
+    """A tensor, or a dictionary of tensors, on the device. For CUDA it is pinned, so that the host
+    does not wait for the device."""
     if isinstance(batch, dict):
-        return dict(zip(batch, send(batch.values(), device)))
-    pin = device.type == "cuda"
-    pinned = [value.pin_memory() if pin and value.is_cpu else value for value in batch]
-    return [value.to(device, non_blocking=pin) for value in pinned]
+        return {name: send(value, device) for name, value in batch.items()}
+    cuda = device.type == "cuda"
+    pinned = batch.pin_memory() if cuda and batch.is_cpu else batch
+    return pinned.to(device, non_blocking=cuda)
 
 
 def move(model, device):
@@ -409,13 +403,6 @@ def print_device_use(ranks, speed, flops):
     print0(ranks, f"{name}: {speed:,} per second, peak memory {memory:.3g} GB", *fractions)
 
 
-def per_second(count, began):
-    """`count` per second since `began`, a time.perf_counter() value. None without one, and if that
-    clock stands still, as in some virtual machines."""
-    passed = 0 if began is None else time.perf_counter() - began
-    return round(count / passed) if passed > 0 else None
-
-
 def peak_memory(device):
     """Peak memory of this process in MB: allocated memory on a GPU, or the resident set size on a
     CPU or mps, which share memory."""
@@ -433,38 +420,25 @@ def peak_memory(device):
 #
 # A cluster sends it before it kills a job. The handler sets a flag. A training loop checks the flag
 # after each step, saves and raises Stop. Other work, such as making a corpus, checks nothing. So
-# the handler also sets an alarm, which raises Stop anywhere. A loop that sees the flag in time
-# cancels the alarm.
+# the handler also sets an alarm, which raises Stop anywhere, but never in a loop.
 
-GRACE = 10  # seconds from SIGTERM to the alarm (longer for loops with longer steps)
-_step_seconds = 0.0  # of a loop's last step
+GRACE = 10  # seconds from SIGTERM to the alarm
 _stop_requested = False  # the flag
-_saving = False  # a checkpoint is being written, so the alarm waits
+_loops = weakref.WeakSet()  # the Pace of each running loop
 
 
 def _note_sigterm(signum, frame):
     global _stop_requested
     _stop_requested = True
     signal.signal(signal.SIGALRM, _stop_here)
-    signal.setitimer(signal.ITIMER_REAL, max(GRACE, 2 * _step_seconds))
+    signal.setitimer(signal.ITIMER_REAL, GRACE)
 
 
 def _stop_here(signum, frame):
     """The alarm. The run continues from its last checkpoint later."""
-    if not _saving:
+    if not _loops:
         raise Stop
-    signal.setitimer(signal.ITIMER_REAL, 1)
-
-
-@contextlib.contextmanager
-def uninterrupted():
-    """A context that delays the alarm's Stop until its end."""
-    global _saving
-    _saving = True
-    try:
-        yield
-    finally:
-        _saving = False
+    signal.setitimer(signal.ITIMER_REAL, 1)  # the loop may end before it sees the flag
 
 
 def stop_requested():
@@ -478,8 +452,6 @@ def agree(ranks, *flags):
     flags = torch.tensor([_stop_requested, *flags], dtype=torch.uint8)
     if ranks.size > 1:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
-    if flags[0]:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop saves and ends by itself
     return flags.bool().tolist()
 
 
@@ -494,7 +466,8 @@ SAVE_MINUTES = 30  # between checkpoints at most, so that a kill loses no more
 
 
 class Pace:
-    """pace(number of finished steps) is (stop, save, log), equal on every rank.
+    """pace(number of finished steps) is (stop, save, log), equal on every rank. A loop keeps its
+    Pace in a local variable, which marks it as running.
 
     stop: after SIGTERM. save: each `save_every` steps, counted back from the last one, every
     SAVE_MINUTES, and to stop. log: at least twenty times, every 100 steps, every minute, and with a
@@ -508,17 +481,15 @@ class Pace:
         if save_at is None:
             self.save_at = range(steps, 0, -(save_every or steps))
         self.log_at = log_at or range(log_every, steps + 1, log_every)
-        self.saved = self.logged = self.called = time.monotonic()
+        self.saved = self.logged = time.monotonic()
+        _loops.add(self)
 
     def planned(self, done):
         """Whether a save is due after this step in any case."""
         return done in self.save_at
 
     def __call__(self, done):
-        global _step_seconds
         now = time.monotonic()
-        _step_seconds = now - self.called
-        self.called = now
         save = self.ranks.main and now - self.saved >= 60 * SAVE_MINUTES
         log = self.ranks.main and now - self.logged >= 60
         stop, save, log = agree(self.ranks, save, log)
@@ -537,7 +508,7 @@ class Means:
 
     def __init__(self, ranks):
         self.ranks = ranks
-        self.began = None  # the first steps, which may compile, do not count
+        self.began = math.inf  # the first steps, which may compile, do not count
         self._reset()
 
     def _reset(self):
@@ -557,7 +528,8 @@ class Means:
         if a mean is NaN or infinite at this step."""
         sums = torch.stack([*self.sums.values()]) / self.steps
         means = dict(zip(self.sums, reduce_mean(self.ranks, *sums.tolist())))
-        speed = per_second(self.ranks.size * self.tokens, self.began)
+        passed = time.perf_counter() - self.began  # 0 if the clock of a virtual machine stands
+        speed = round(self.ranks.size * self.tokens / passed) if passed > 0 else None
         self._reset()
         self.began = time.perf_counter()
         for name, value in means.items():

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import socket
-import sys
+import warnings
 import zipfile
 from collections import namedtuple
 from pathlib import Path
@@ -78,21 +78,20 @@ def read_text(path, fix):
                         ) from None
 
 
-def parse_json(text, place, kind, fix="fetch it again"):
-    """The value of a JSON text, of a kind (dict, list). Raises UserError with the place and the
-    fix."""
+def parse_json(text, place, fix="correct or delete it"):
+    """The object of a JSON text. Raises UserError with the place and the fix."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not JSON ({error}); {fix}") from None
-    if not isinstance(value, kind):
-        raise UserError(f"{place}: not JSON of type {kind.__name__}; {fix}")
+    if not isinstance(value, dict):
+        raise UserError(f"{place}: not a JSON object; {fix}")
     return value
 
 
-def read_json(path, kind=object, fix="correct or delete it"):
+def read_json(path, fix="correct or delete it"):
     """parse_json of a file."""
-    return parse_json(read_text(path, fix), path, kind, fix)
+    return parse_json(read_text(path, fix), path, fix)
 
 
 def read_jsonl(path):
@@ -101,7 +100,7 @@ def read_jsonl(path):
     if not Path(path).exists():
         return []
     lines = read_text(path, "begin again with --restart").split("\n")[:-1]
-    return [parse_json(line, f"{path}:{number}", dict) for number, line in enumerate(lines, 1)]
+    return [parse_json(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
 
 
 def jsonl(lines):
@@ -146,11 +145,11 @@ def newest(path):
         except UserError as error:
             if each == paths[-1]:
                 raise UserError(f"{error}; --restart begins its run again") from None
-            print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+            warnings.warn(f"{error}; trying the checkpoint before it")
     return Saved(None, None)
 
 
-def fingerprints(paths, part=1 << 20):
+def fingerprints(paths):
     """A hash of the names, sizes and contents of files, and of the files in folders. Reads only 32
     evenly spaced parts of files above 32 MB."""
     digest = hashlib.sha256()
@@ -161,25 +160,24 @@ def fingerprints(paths, part=1 << 20):
             size = file.stat().st_size
             digest.update(os.fsencode(f"{file} {size}"))
             with open(file, "rb") as content:
-                for start in range(0, size, max(part, size // 32)):
+                for start in range(0, size, max(1 << 20, size // 32)):
                     content.seek(start)
-                    digest.update(content.read(part))
+                    digest.update(content.read(1 << 20))
     return digest.hexdigest()
 
 
-_locks = {}  # {path: open file} of this process
+_locks = {}  # {path: open file} of this process, whose end releases them
 
 
 def lock(path):
-    """Hold the lock file `path` of a run until release_locks() or the end of this process. Raises
-    UserError with the host and process that hold it. On a shared folder it excludes other machines
-    only if the file system's flock does."""
+    """Hold the lock file `path` of a run until this process ends. Raises UserError with the host
+    and process that hold it. On a shared folder it excludes other machines only if the file
+    system's flock does."""
     path = Path(path).absolute()
     if path in _locks:
         return
     if not fcntl:
-        print(f"warning: {path.parent}: this system has no locks of files; start one run per "
-              "folder", file=sys.stderr)
+        warnings.warn(f"{path.parent}: this system has no locks of files; start one run per folder")
         return
     file = open(path, "a+", encoding="utf-8")
     try:
@@ -189,15 +187,8 @@ def lock(path):
         raise UserError(f"{path.parent}: the run is locked by {file.read().strip()}; wait for it, "
                         "or choose another --out") from None
     except OSError as error:
-        print(f"warning: {path.parent}: this file system has no locks ({error.strerror}); "
-              "start one run per folder", file=sys.stderr)
+        warnings.warn(f"{path.parent}: this file system has no locks ({error.strerror}); start one "
+                      "run per folder")
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     _locks[path] = file
-
-
-def release_locks():
-    """Release all locks of this process."""
-    while _locks:
-        with _locks.popitem()[1] as file:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still have the file open

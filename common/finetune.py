@@ -18,7 +18,6 @@ the median job's folder.
 """
 import dataclasses
 import math
-import os
 import shutil
 import statistics
 from collections.abc import Callable, Collection
@@ -53,19 +52,14 @@ def parse_tasks(text, recipes, groups=()):
     known = task_words(recipes, groups)
     by_word = {word.lower(): names for word, names in known.items()}
     names = []
-    for word in text.split(","):
-        path = word.strip()
-        if path and path.lower() not in by_word and Path(path).is_dir():
-            names.append(own_name(path, recipes, names))
-            continue
-        if "/" in path or os.sep in path:
-            raise UserError(f"{path}: no such folder")
-        for each in word.lower().split() or [word]:
-            if each not in by_word:
-                raise UserError(f"{each!r}: no such folder or task; choose from "
-                                f"{', '.join(known)}, or name a folder with train and dev files "
-                                "of your own")
-            names += by_word[each]
+    for word in map(str.strip, text.split(",")):
+        if word.lower() in by_word:
+            names += by_word[word.lower()]
+        elif word and Path(word).is_dir():
+            names.append(own_name(word, recipes, names))
+        else:
+            raise UserError(f"{word!r}: no such folder or task; choose from {', '.join(known)}, or "
+                            "name a folder with train and dev files of your own")
     return list(dict.fromkeys(names))
 
 
@@ -235,39 +229,38 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
     sent = (send(batch, device) for batch in task.batches(tuning.key[0], state["step"]))
     begin = state["step"]
     bar = job_progress(range(begin, task.steps), job or task.name, task.steps, begin)
-    for step, batch in zip(bar, prefetch(sent, device)):
-        model.train()
-        rate = task.recipe.lr * tuning.schedule(step, task.steps, task.recipe.warmup)
-        set_rate(tuning.optimizer, rate)
-        seed_everything(*tuning.key, step)
-        loss = backward(model, batch, tuning.accumulate, cfg, device)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        tuning.optimizer.step()
-        tuning.optimizer.zero_grad()
-        state["step"] = done = step + 1
-        stop, save, log = pace(done)
-        dev = {}
-        if log and not math.isfinite(norm):
-            state["diverged"] = f"{task.name}: gradient norm {norm:.4g}, step {done}"
-            break
-        if done in evaluate_at:
-            try:
+    try:
+        for step, batch in zip(bar, prefetch(sent, device)):
+            model.train()
+            rate = task.recipe.lr * tuning.schedule(step, task.steps, task.recipe.warmup)
+            set_rate(tuning.optimizer, rate)
+            seed_everything(*tuning.key, step)
+            loss = backward(model, batch, tuning.accumulate, cfg, device)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            tuning.optimizer.step()
+            tuning.optimizer.zero_grad()
+            state["step"] = done = step + 1
+            stop, save, log = pace(done)
+            if log and not math.isfinite(norm):
+                raise Diverged(f"{task.name}: gradient norm {norm:.4g}")
+            dev = {}
+            if done in evaluate_at:
                 score = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
-            except Diverged as error:
-                state["diverged"] = f"{error}, step {done}"
-                break
-            dev = {"score": score}
-            if score > state["score"]:
-                state |= {"score": score, "best": to_host(model.state_dict())}
-        if log:
-            loss = float(loss)
-            show(bar, loss=loss, **dev)
-            if run:
-                run.log("finetune", done, every_rank=True, job=job, loss=loss, lr=rate, dev=dev)
-        if checkpoint and save:
-            checkpoint.save(**state)
-        if stop:
-            raise Stop
+                dev = {"score": score}
+                if score > state["score"]:
+                    state |= {"score": score, "best": to_host(model.state_dict())}
+            if log:
+                loss = float(loss)
+                show(bar, loss=loss, **dev)
+                if run:
+                    run.log("finetune", done, every_rank=True, job=job, loss=loss, lr=rate,
+                            dev=dev)
+            if checkpoint and save:
+                checkpoint.save(**state)
+            if stop:
+                raise Stop
+    except Diverged as error:
+        state["diverged"] = f"{error}, step {state['step']}"
     return state
 
 
@@ -304,7 +297,7 @@ def write_outputs(task, outputs, folder):
     metrics = task.score("dev", outputs["dev"])
     for split, each in outputs.items():
         task.write(split, each, folder)
-        if split != "dev" and getattr(task.splits[split], "labels", ()) is not None:
+        if split != "dev" and task.splits[split].labels is not None:
             scores = task.score(split, each)
             metrics |= {f"{split} {name}": value for name, value in scores.items()
                         if name != "main"}
@@ -318,7 +311,7 @@ def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
     """The Task with one split, the examples of --predict's file, for the model of --init: RUN/TASK,
     or in albert.py a folder of --export. name: of its task, if config.json lacks it."""
     path = existing(command.value, "name a file of your own")
-    record = read_json(Path(cfg.init) / "config.json", dict, "name RUN/TASK, a model of --finetune")
+    record = read_json(Path(cfg.init) / "config.json", "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", record)
     name = name or settings.get("tasks")
     own = folder_task.read_spec(cfg.init)

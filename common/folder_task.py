@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common import glue, tasks
 from common.cli import UserError
-from common.files import existing, read_json, read_text, write_json
+from common.files import read_json, read_text, write_json
 from common.run import PREPARED, WRITES
 
 SPLITS = ("train", "dev", "test")
@@ -69,10 +69,7 @@ class FolderName(str):
             if there and not (search and split == "test"):
                 found[split] = there[0]
             if not there and split != "test":
-                kinds = [path.suffix for path in found.values()] + [
-                    ending for ending in ENDINGS if any(self.path.glob(f"*{ending}"))]
-                missing = self.path / f"{split}{[*kinds, *ENDINGS][0]}"
-                raise UserError(f"{missing}: no such file; {FIX}")
+                raise UserError(f"{self.path / split}{' or '.join(ENDINGS)}: no such file; {FIX}")
         return found
 
 
@@ -80,7 +77,7 @@ def read_table(path):
     """(column names, [(line number, cells)]) of a .tsv or .csv file. UserError if a line has
     another number of columns than the first."""
     path = Path(path)
-    text = read_text(existing(path, FIX), FIX).rstrip("\n")
+    text = read_text(path, FIX).rstrip("\n")
     suspect_separator(path, text.split("\n")[0])
     lines = [(number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1)]
     if path.suffix == ".csv":
@@ -103,14 +100,11 @@ def read_table(path):
 def csv_lines(path, text):
     """[(line number, cells)] of the text of a .csv file."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    lines = []
     try:
-        for cells in reader:
-            lines.append((reader.line_num, cells))
+        return [(reader.line_num, cells) for cells in reader]
     except csv.Error as error:
         raise UserError(f"{path}:{reader.line_num}: not CSV ({error}); put texts with commas or "
                         "quotes into quotes, and double the quotes in them") from None
-    return lines
 
 
 def suspect_separator(path, line):
@@ -217,10 +211,8 @@ def infer_task(name):
     task = OwnSpec(str(name), (), text, ("pearson", "spearman"))
     values = [parse_label(word, task, f"{path}:{number}")
               for word, (number, _) in zip(words, lines)]
-    deviation = statistics.pstdev(values)
-    if not deviation:
-        raise UserError(f"{path}: all labels are {labels[0]!r}; a regression needs different ones")
-    return dataclasses.replace(task, mean=statistics.fmean(values), deviation=deviation)
+    return dataclasses.replace(
+        task, mean=statistics.fmean(values), deviation=statistics.pstdev(values))
 
 
 def write_spec(folder, task):
@@ -233,12 +225,8 @@ def read_spec(folder):
     path = Path(folder) / SPEC
     if not folder or not path.is_file():
         return None
-    spec = {key: tuple(value) if isinstance(value, list) else value
-            for key, value in read_json(path, dict).items()}
-    try:
-        return OwnSpec(**spec)
-    except TypeError:
-        raise UserError(f"{path}: not written by a fine-tuning; fine-tune again") from None
+    return OwnSpec(**{key: tuple(value) if isinstance(value, list) else value
+                      for key, value in read_json(path).items()})
 
 
 def export_head(weights, task):

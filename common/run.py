@@ -23,11 +23,10 @@ import torch.distributed as dist
 
 from common.cli import Stop, UserError
 from common.distributed import (
-    broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host,
-    uninterrupted)
+    broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host)
 from common.files import (
-    fingerprints, load_file, lock, newest, partials, previous, read_json, release_locks, save_file,
-    write_atomic, write_json)
+    fingerprints, load_file, lock, newest, partials, previous, read_json, save_file, write_atomic,
+    write_json)
 
 LOCK = "run.lock"
 # settings that a resumed run may change. They are recorded again
@@ -87,7 +86,7 @@ class Result(dict):
     """The result of the finished run in a folder. Raises UserError for a missing key."""
 
     def __init__(self, folder):
-        super().__init__(read_json(folder / "done.json", dict))
+        super().__init__(read_json(folder / "done.json"))
         self.folder = folder
 
     def __missing__(self, key):
@@ -102,14 +101,14 @@ class RunFolder:
     If it has computed nothing, as after a mistake, the folder is reused. With cfg.restart, deletes
     the files of a run of the same kind.
 
-    settings: of the run's identity. Default: all of cfg. reads: {flag: files and folders that the
-    run reads}. Their fingerprints are compared, unless earlier commands read nothing of the flag: a
-    search can run one phase at a time. compared: settings of MAY_DIFFER that must agree. replaces:
-    more settings that may differ. hint: another fix, for the message that refuses other settings.
-    writes: more names that --restart deletes.
+    reads: {flag: files and folders that the run reads}. Their fingerprints are compared, unless
+    earlier commands read nothing of the flag: a search can run one phase at a time. settings: of
+    the run's identity. Default: all of cfg. compared: settings of MAY_DIFFER that must agree.
+    replaces: more settings that may differ. hint: another fix, for the message that refuses other
+    settings. writes: more names that --restart deletes.
     """
 
-    def __init__(self, cfg, command, ranks, settings=None, reads=None, compared=(), writes=(),
+    def __init__(self, cfg, command, ranks, reads, settings=None, compared=(), writes=(),
                  replaces=(), hint=""):
         self.command = command
         self.may_differ = (MAY_DIFFER - {*compared}) | {*replaces}
@@ -131,7 +130,7 @@ class RunFolder:
             **environment(),
         }
         writer = tensorboard_writer() if asked.get("tensorboard") else None
-        self.new = on_main(ranks, self._open, cfg.restart, reads or {})  # nothing is computed
+        self.new = on_main(ranks, self._open, cfg.restart, reads)  # nothing is computed
         self.board = writer(self.folder / "tensorboard") if writer and ranks.main else None
 
     def _open(self, restart, reads):
@@ -139,7 +138,7 @@ class RunFolder:
         has been computed in it."""
         self._refuse_overlap(reads)
         config = self.folder / "config.json"
-        old = read_json(config, dict) if config.exists() else {}
+        old = read_json(config) if config.exists() else {}
         names = self._names()
         computed = bool(names - PREPARED) or b'"phase"' in self._log_text()
         same_kind = all(old.get(key) == self.record[key] for key in KIND)
@@ -148,7 +147,6 @@ class RunFolder:
                             f"--{self.record['action']}; choose another --out")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock(self.folder / LOCK)
-        self.ranks.cleanup.callback(release_locks)
         self.record["read"] = {flag: fingerprints(files) for flag, files in reads.items()}
         difference = "" if restart or not old else self._difference(old)
         if computed and difference:
@@ -294,8 +292,7 @@ class Checkpoint:
             owned = {name: each.state_dict() for name, each in self.owned.items()}
             save_file(self.path, {"values": values, "owned": owned})
 
-        with uninterrupted():
-            on_main(self.ranks, write)
+        on_main(self.ranks, write)
 
     def restore(self):
         """Load the newest readable save into the owned objects. Returns its values."""
@@ -334,7 +331,7 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
         for name in [name for name in unreported if paths[name].exists()]:
             unreported.remove(name)
             if report:
-                report(name, read_json(paths[name], dict))
+                report(name, read_json(paths[name]))
         bar.update(len(names) - len(unreported) - bar.n)
 
     with progress(ranks, len(names), label, made) as bar:
@@ -349,7 +346,7 @@ def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=Non
         if stopping(ranks):
             raise Stop
         update(bar)
-    return [read_json(paths[name], dict) for name in names]
+    return [read_json(paths[name]) for name in names]
 
 
 # Weights that a model starts from
@@ -389,7 +386,7 @@ def read_run(path, cfg, program, actions):
     folders."""
     folder = Path(path)
     config = folder / "config.json"
-    record = read_json(config, dict) if config.exists() else {}
+    record = read_json(config) if config.exists() else {}
     if record.get("action") not in actions or record["program"] != program:
         raise UserError(f"{folder}: not a run folder of {program}.py --{' or --'.join(actions)}; "
                         "name another")

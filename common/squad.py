@@ -1,6 +1,6 @@
 """SQuAD 1.1 and 2.0: questions, windows of tokens, answers cut from the text, the official scores.
 
-    [CLS] question (at most max_query tokens) [SEP] window of the paragraph [SEP]
+    [CLS] question (at most MAX_QUERY tokens) [SEP] window of the paragraph [SEP]
 
 A paragraph longer than the model's input is cut into overlapping windows, a new one every
 `doc_stride` tokens. A token in several windows may begin an answer only in the window that owns it,
@@ -25,6 +25,7 @@ from common.cli import UserError
 from common.files import existing, read_json, write_json
 
 FIX = "point --squad at the folder with the official train and dev JSON files"
+MAX_QUERY = 64  # tokens of a question
 N_BEST = 20  # starts, ends and answers to keep, as in the official script of BERT
 MAX_ANSWER = 30  # tokens
 THRESHOLD = "threshold.json"  # for "no answer", next to a model of SQuAD 2.0
@@ -34,23 +35,22 @@ WINDOW = np.dtype([(name, np.int32) for name in (
     "question", "paragraph", "start", "length", "own", "own_end")])
 # a tokenised paragraph: token ids, and start and end of each token in the text
 Context = namedtuple("Context", "ids starts ends")
-# answers: tuple of (text, start in context)
-Question = namedtuple("Question", "id text context answers impossible")
+# answers: tuple of (text, start in context), empty if unanswerable
+Question = namedtuple("Question", "id text context answers")
 Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
 
 # Files
 
 
-def read_answers(entry, question, place):
-    """The Question with the answers of its entry of "qas". Raises UserError if an answer is not in
-    the paragraph."""
+def read_answers(entry, context, place):
+    """The answers of an entry of "qas". Raises UserError if one is not in the paragraph."""
     answers = tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
     for text, start in answers:
-        if not text or start < 0 or not question.context.startswith(text, start):
+        if not text or start < 0 or not context.startswith(text, start):
             raise UserError(f"{place}: the answer {text[:50]!r} is not at character {start}; "
                             "correct answer_start")
-    return question._replace(answers=answers, impossible=not answers)
+    return answers
 
 
 def files(folder, name):
@@ -63,20 +63,18 @@ def files(folder, name):
 def load(path, with_answers=True):
     """The questions of a SQuAD JSON file: a list of Question. Raises UserError for another layout,
     or for a wrong answer if answers are read."""
-    content = read_json(path, dict, "use the layout of the official SQuAD files")
+    content = read_json(path, "use the layout of the official SQuAD files")
     questions = []
     place = path
     try:
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
+                context = paragraph["context"]
                 for entry in paragraph["qas"]:
-                    "".join([entry["question"], paragraph["context"]]).encode()  # fails: no text
-                    question = Question(
-                        entry["id"], entry["question"], paragraph["context"], (), False)
-                    place = f"{path}: question {question.id}"
-                    if with_answers:
-                        question = read_answers(entry, question, place)
-                    questions.append(question)
+                    place = f"{path}: question {entry['id']}"
+                    "".join([entry["question"], context]).encode()  # fails: no text
+                    answers = read_answers(entry, context, place) if with_answers else ()
+                    questions.append(Question(entry["id"], entry["question"], context, answers))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{place}: not in the official layout ({type(error).__name__}: {error}); "
                         "take the official SQuAD file") from None
@@ -185,10 +183,10 @@ def encode_context(tokenizer, text):
     return Context(array("i", ids), array("i", starts), array("i", ends))
 
 
-def features(questions, tokenizer, max_length=384, doc_stride=128, max_query=64, training=False):
+def features(questions, tokenizer, max_length, doc_stride, training=False):
     """Questions -> Features. max_length: tokens of an input, special ones included. training: with
     targets, from each question's first answer. An answer without a token counts as missing."""
-    max_query = min(max_query, max_length - 3 - 1)
+    max_query = min(MAX_QUERY, max_length - 3 - 1)
     queries = []
     contexts = []
     paragraphs = {}  # {text: its index in contexts}
@@ -319,7 +317,7 @@ def evaluate(questions, predictions, null_odds=None):
     questions (2.0), answers with odds above the threshold with the best F1 are withdrawn, and the
     result has this threshold.
     """
-    answerable = np.array([not question.impossible for question in questions])
+    answerable = np.array([bool(question.answers) for question in questions])
     version = 1 if answerable.all() else 2
     texts = [predictions[question.id] for question in questions]
     scores = np.array([question_scores(question, text, version)
@@ -344,8 +342,7 @@ class SquadTask(tasks.Task):
     def __init__(self, name, source, tokenizer, recipe):
         self.threshold = source.spec  # for "no answer". None: the best on dev
         stride = min(128, recipe.length // 3)
-        windows = {split: features(questions, tokenizer, recipe.length, stride,
-                                   training=split == "train")
+        windows = {split: features(questions, tokenizer, recipe.length, stride, split == "train")
                    for split, questions in source.examples.items()}
         super().__init__(name, "span", 2, ("exact", "f1", "main"), recipe, source, windows)
 

@@ -320,7 +320,7 @@ class WordPieceTokenizer(Tokenizer):
         return ids, spans
 
 
-def is_word(char, chinese=True):
+def is_word(char, chinese):
     """Whether a character is a separate word in BERT: punctuation (Unicode's P*, and all ASCII
     signs) and, by the rules, Chinese characters."""
     return (char.isascii() and not char.isalnum() or unicodedata.category(char)[0] == "P"
@@ -330,7 +330,7 @@ def is_word(char, chinese=True):
 def fast_names(path):
     """The subwords of a tokenizer.json in the order of their ids. UserError if it has no
     WordPiece."""
-    content = read_json(path, dict, "give a vocab.txt or a spiece.model")
+    content = read_json(path, "give a vocab.txt or a spiece.model")
     model = content.get("model", {})
     if model.get("type", "WordPiece") != "WordPiece" or not isinstance(model.get("vocab"), dict):
         raise UserError(f"{path}: a vocabulary of type {model.get('type')}, and only WordPiece can "
@@ -348,8 +348,8 @@ def read_rules(path):
     """The Rules of a vocabulary, from tokenizer.json or from the tokenizer_config.json next to it.
     Default: lower case without accents."""
     settings = path.with_name(SETTINGS)
-    config = read_json(settings, dict) if settings.is_file() else {}
-    normalizer = read_json(path, dict).get("normalizer") if path.name == FAST else None
+    config = read_json(settings) if settings.is_file() else {}
+    normalizer = read_json(path).get("normalizer") if path.name == FAST else None
     if normalizer and normalizer.get("type") == "BertNormalizer":
         return rules_of(normalizer["lowercase"], normalizer["strip_accents"],
                         normalizer["handle_chinese_chars"])

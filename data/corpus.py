@@ -39,7 +39,7 @@ DRAWS = 20  # random numbers per example: sentence_runs draws at most 20, segmen
 def read_meta(folder):
     """meta.json of a prepared folder, or {} without one of this format."""
     try:
-        meta = read_json(folder / "meta.json", dict)
+        meta = read_json(folder / "meta.json")
     except UserError:
         return {}
     return meta if meta.get("format") == 1 else {}

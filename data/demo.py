@@ -608,7 +608,7 @@ def is_complete(folder):
             raise UserError(f"{folder}: not empty and not demo data; "
                             "choose another folder with --to")
         return False
-    if read_json(folder / MARK, dict).get("recipe") != RECIPE:
+    if read_json(folder / MARK).get("recipe") != RECIPE:
         raise UserError(f"{folder}: made by another version of this program; delete it, "
                         "the same command makes it")
     return True
@@ -634,4 +634,4 @@ def make_demo(folder):
     paths = {name: str(folder / name) for name in ("corpus", "glue", "squad", "race", "cifar10")}
     for part in ("train", "valid", "test"):
         paths[f"{part}_text"] = str(folder / "translation" / part)
-    return {**paths, "sha256": read_json(folder / MARK, dict)["sha256"]}
+    return {**paths, "sha256": read_json(folder / MARK)["sha256"]}

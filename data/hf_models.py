@@ -49,13 +49,10 @@ def read_weights(folder):
     readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": load_file}
     for name, read in readers.items():
         index = Path(folder) / f"{name}.index.json"
-        parts = [name]
+        parts = [name] if Path(folder, name).is_file() else []
         if index.is_file():
-            weight_map = read_json(index, dict).get("weight_map")
-            if not isinstance(weight_map, dict):
-                raise UserError(f"{index}: lacks weight_map; fetch it again")
-            parts = sorted(set(weight_map.values()))
-        if index.is_file() or Path(folder, name).is_file():
+            parts = sorted(set(read_json(index)["weight_map"].values()))
+        if parts:
             weights = {}
             for part in parts:
                 path = existing(Path(folder, part), f"{index} names it; fetch it too")
@@ -101,16 +98,19 @@ def write_weights(path, tensors):
             file.write(tensor.detach().float().cpu().contiguous().numpy())
 
 
-def write_folder(folder, weights, config, tokenizer):
-    """Write a Hugging Face folder: weights by their names there, config.json, the tokenizer."""
+def write_folder(folder, weights, config, tokenizer, own=None):
+    """Write a Hugging Face folder: weights by their names there, config.json, the tokenizer, and
+    the OwnSpec of a user's own task."""
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--export {folder}: not empty; name another folder")
+    if folder.is_file() or folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"--export {folder}: not an empty folder; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / "model.safetensors", weights)
     write_json(folder / "config.json", config)
     tokenizer.save(folder)
     write_tokenizer(folder, tokenizer, config["max_position_embeddings"])
+    if own:
+        folder_task.write_spec(folder, own)
 
 
 def write_tokenizer(folder, tokenizer, longest):
@@ -300,9 +300,7 @@ def write_albert(folder, weights, task, cfg, groups, tokenizer, own=None):
     weights, own = folder_task.export_head(weights, own)
     theirs = rename_albert(weights, groups)
     config = albert_config(cfg, kinds[0], groups, label_names(task, weights, own), task)
-    write_folder(folder, theirs, config, tokenizer)
-    if own:
-        folder_task.write_spec(folder, own)
+    write_folder(folder, theirs, config, tokenizer, own)
     line = (f"{folder}: {kinds[0]}, {sum(map(torch.numel, theirs.values())):,} parameters; open it "
             f"with {opener(tokenizer, kinds[0], folder)}")
     if "answer" in heads:
@@ -354,7 +352,7 @@ def model_folder(path, first="model"):
     if not config.exists():
         raise UserError(f"{folder}: no model here (config.json is missing); give a run or a "
                         "Hugging Face folder")
-    searches = read_json(config, dict).get("action") == "search"
+    searches = read_json(config).get("action") == "search"
     if searches and not (folder / "checkpoint.pt").exists():
         raise UserError(f"{folder}: its search has no model yet; first go on with --search --out "
                         f"{folder}, without --init")
@@ -451,7 +449,7 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
     """
     task = ""
     own = None
-    settings = read_json(Path(source) / "config.json", dict)
+    settings = read_json(Path(source) / "config.json")
     settings = settings.get("settings", settings)  # of a run, or of a Hugging Face folder
     dropout = settings.get("dropout", settings.get("hidden_dropout_prob", 0.1))
     kind = "ForMaskedLM" if "transform.weight" in weights else ""
@@ -463,9 +461,7 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
             {**encoder, **head}, folder_task.read_spec(source))
     config = bert_config(weights, shape, dropout, tokenizer, kind)
     config["id2label"] = label_names(task, weights, own)
-    write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer)
-    if own:
-        folder_task.write_spec(folder, own)
+    write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer, own)
     trust = ""
     if "auto_map" in config:  # a separate width of query, key and value needs code
         name = "modeling_autotinybert.py"

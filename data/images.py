@@ -58,35 +58,39 @@ def load_cifar10(folder, split):
     return images, torch.from_numpy(records[:, 0]).long()
 
 
-def read_arrays(path, names):
-    """Arrays of a user's own npz file."""
+def read_array(path, name):
+    """An array of a user's own npz file."""
     if not zipfile.is_zipfile(existing(path, LAYOUT)):
         raise UserError(f"{path}: not an .npz file; data/README.md has the lines that make one of "
                         "pictures")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return [file[name] for name in names]
+            return file[name]
     except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0].strip("'")
         raise UserError(f"{path}: cannot be read ({reason}); {LAYOUT}") from None
 
 
-def read_npz(path, labelled=True):
-    """(images (N, 3, H, H) uint8, labels (N,) as integers or words, or None if not `labelled`) of a
-    user's own npz file."""
-    names = ["images", "labels"] if labelled else ["images"]
-    images, *rest = read_arrays(path, names)
-    labels = rest[0] if labelled else None
+def read_images(path):
+    """The images (N, 3, H, H) uint8 of a user's own npz file."""
+    images = read_array(path, "images")
     square = images.shape[1:2] == images.shape[2:3] and images.shape[3:] in ((), (3,))
     if images.dtype != np.uint8 or images.ndim < 3 or not square or not images.size:
         raise UserError(f"{path}: images are {images.dtype} {images.shape}; {LAYOUT}")
-    if labelled and (labels.shape != images.shape[:1] or labels.dtype.kind not in "iuU"):
-        raise UserError(f"{path}: labels are {labels.dtype} {labels.shape} for {len(images)} "
-                        f"images; {LAYOUT}")
     images = torch.from_numpy(images)
     if images.ndim == 3:
-        return images[:, None].expand(-1, 3, -1, -1), labels
-    return images.permute(0, 3, 1, 2), labels
+        return images[:, None].expand(-1, 3, -1, -1)
+    return images.permute(0, 3, 1, 2)
+
+
+def read_npz(path):
+    """(images as in read_images, labels (N,) as integers or words) of a user's own npz file."""
+    images = read_images(path)
+    labels = read_array(path, "labels")
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iuU":
+        raise UserError(f"{path}: labels are {labels.dtype} {labels.shape} for {len(images)} "
+                        f"images; {LAYOUT}")
+    return images, labels
 
 
 def class_numbers(labels, classes, path):
@@ -108,23 +112,24 @@ def find_images(flag, folder, split):
     _, labels = read_npz(path)  # finds mistakes before a run folder is made
     test = Path(folder, "test.npz")
     if split == "train" and test.exists():
-        check_labels(test, labels)
+        tested = read_array(test, "labels")  # without its images
+        class_numbers(tested.ravel(), classes_of(labels), test)
     return [path]
 
 
-def check_labels(test, labels):
-    """UserError if a file has a label that the training images lack. Its images are not read."""
-    own, = read_arrays(test, ["labels"])
-    class_numbers(own.ravel(), [str(label) for label in np.unique(labels)], test)
+def classes_of(labels):
+    """The sorted names of the classes of labels."""
+    return np.unique(labels).astype(str).tolist()
 
 
 def read_training(flag, folder):
     """(images, class numbers, classes) of the training images of a data flag."""
     if flag == "cifar10":
-        return *load_cifar10(folder, "train"), [str(label) for label in range(10)]
+        images, labels = load_cifar10(folder, "train")
+        return images, labels, classes_of(range(10))
     path = Path(folder, "train.npz")
     images, labels = read_npz(path)
-    classes = [str(label) for label in np.unique(labels)]
+    classes = classes_of(labels)
     if len(classes) < 2:
         raise UserError(f"{path}: all labels are {classes[0]!r}; give images of at least two "
                         "classes")
@@ -133,34 +138,23 @@ def read_training(flag, folder):
 
 def count_images(folder):
     """The number of training images of --images."""
-    labels, = read_arrays(Path(folder, "train.npz"), ["labels"])
-    return len(labels)
+    return len(read_array(Path(folder, "train.npz"), "labels"))
 
 
 def width_of(folder):
     """The width of the training images of --images."""
-    return read_training("images", folder)[0].shape[-1]
+    return read_images(Path(folder, "train.npz")).shape[-1]
 
 
 def read_spec(run):
     """The data that the network of a run folder needs: {"classes", "mean", "deviation"} of its
     training images."""
-    path = Path(run, "images.json")
-    spec = read_json(path, dict, "train the network again")
-    missing = [name for name in ("classes", "mean", "deviation") if name not in spec]
-    if missing:
-        raise UserError(f"{path}: {missing[0]} is missing; train the network again")
-    return spec
+    return read_json(Path(run, "images.json"), "train the network again")
 
 
 def save_spec(run, spec):
-    """Write the images.json of a run folder. UserError if it has other numbers, as in a run of an
-    earlier version, which cannot continue."""
-    path = Path(run, "images.json")
-    if path.exists() and read_spec(run) != spec:
-        raise UserError(f"{path}: other classes or pixel statistics than those of the training "
-                        "images; choose another --out, or --restart to begin again")
-    write_json(path, spec)
+    """Write the data for read_spec."""
+    write_json(Path(run, "images.json"), spec)
 
 
 def print_differences(path, images, width, spec):
@@ -193,8 +187,7 @@ class Pictures:
 
     def pixels(self, images):
         """The pixels of images (B, 3, H, H) uint8, not augmented, on the device."""
-        (images,) = send([images], self.device)
-        return plain_images(images, self.image, self.spec)
+        return plain_images(send(images, self.device), self.image, self.spec)
 
     def example_batches(self, images):
         """(numbers of the images, batch) for each batch of images of this process."""
@@ -208,7 +201,7 @@ class Pictures:
 
     def read_examples(self, path):
         """The images of a user's own npz file."""
-        images, _ = read_npz(path, labelled=False)
+        images = read_images(path)
         on_main(self.ranks, print_differences, path, images, self.image, self.spec)
         return images
 
@@ -264,8 +257,7 @@ class TrainingPictures(Pictures):
     @functools.lru_cache(maxsize=1)
     def order(self, epoch):
         """The order of the images in an epoch, on the device."""
-        order, = send([self.permutation(len(self.labels), "order", epoch)], self.device)
-        return order
+        return send(self.permutation(len(self.labels), "order", epoch), self.device)
 
     def batch(self, number):
         """Micro-batch `number` of the stream of epochs: images (B, 3, I, I), labels (B,)."""
@@ -351,7 +343,7 @@ def augment(images, size, augmentation, spec, generator):
         flip * width * turn.cos(), height * (shear - turn.sin()), across,
         flip * width * turn.sin(), height * turn.cos(), down,
     ], 1)
-    (theta,) = send([theta.view(-1, 2, 3)], images.device)
+    theta = send(theta.view(-1, 2, 3), images.device)
     pixels = normal_pixels(resample(images, theta, size), spec)
     return erase(pixels, erasing, generator)
 

@@ -54,16 +54,14 @@ def find_inputs(ranks, action, data, models, tasks=(), languages=(), opens_token
     languages: endings of the files of parallel text. opens_tokenizer: open --tokenizer, to find
     mistakes early.
     """
-    def find(values):
-        return on_main(ranks, find_data, values, tasks, languages, action)
-
-    given = find(data)  # before demo data are made
+    given = on_main(ranks, find_data, data, tasks, languages, action)  # before demo data are made
     filled = fill_in(data, models["init"], ranks)
-    return Inputs(filled, {
-        **on_main(ranks, find_models, models, opens_tokenizer),
-        **on_main(ranks, find_own_tasks, tasks, action),
+    files = on_main(ranks, lambda: {
+        **find_models(models, opens_tokenizer),
+        **find_own_tasks(tasks, action),
         **given,
-        **find(filled)})
+        **find_data(filled, tasks, languages, action)})
+    return Inputs(filled, files)
 
 
 def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init, given):
@@ -159,7 +157,7 @@ def data_of(init):
     """{data flag: its value} of the run `init`, or {} if it is not a run, or has read only demo
     data."""
     path = Path(init, "config.json")
-    settings = read_json(path, dict).get("settings", {}) if init and path.exists() else {}
+    settings = read_json(path).get("settings", {}) if init and path.exists() else {}
     values = {name: settings[name] for name in DATA if settings.get(name)}
     return {} if all(map(is_demo, values.values())) else values
 

@@ -35,22 +35,6 @@ CALLS = {  # by training target
     "spans": "logits = network(batch)  # (B, T, 2), start and end of an answer",
 }
 SETTINGS = "vocab_size", "hidden", "heads", "ffn", "embedding", "dropout", "init_std", "recompute"
-KEEP = "min(len(first), max(room - len(second), (room + 1) // 2))  # the longer text is cut"
-KEEP_QUESTION = "min(len(first), 64)  # of the question; a longer passage loses its end"
-
-
-def replaced(text, old, new):
-    """The text with its single `old` replaced by `new`."""
-    before, after = text.split(old)  # ValueError unless there is exactly one
-    return before + new + after
-
-
-def without_function(text, name):
-    """The text of a template without one of its functions, which must have no empty line."""
-    text, count = re.subn(rf"\n\n\ndef {name}\(.*?(?=\nFILL|\n\n)", "", text, flags=re.DOTALL)
-    if count != 1:
-        raise ValueError(f"the template has {count} functions {name}")
-    return text
 
 
 def fill_marks(text, values):
@@ -66,7 +50,8 @@ def sources(home, *names):
     order. Layers get a generated class of attentions."""
     # by name, since line numbers change if the file is edited during a search
     text = Path(home.__file__).read_text(encoding="utf-8")
-    text = replaced(text, "AttentionMixer(layer, ", "layer(")
+    before, after = text.split("AttentionMixer(layer, ")  # ValueError unless there is exactly one
+    text = f"{before}layer({after}"
     nodes = {node.name: node for node in ast.parse(text).body
              if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     todo = list(names)
@@ -134,28 +119,6 @@ class {title}(Attention):
 '''
 
 
-def encoding(text, tokenizer, spans):
-    """(the template `text` without functions that this vocabulary does not need, values of the
-    marks in encode())."""
-    if tokenizer.file_name != "spiece.model":
-        for name in ("clean", "split_commas", "encode"):
-            text = without_function(text, name)
-        return text, {}
-    clean = "clean"
-    if not tokenizer.lower:
-        clean = ""
-        text = without_function(text, "clean")
-    call = "split_commas(pieces, "
-    if not tokenizer.without_comma:
-        call = "pieces.encode("
-        text = without_function(text, "split_commas")
-    return text, {
-        "first_ids": f"{call}{clean}(first))",
-        "second_ids": f"{call}{clean}(second))",
-        "keep": KEEP_QUESTION if spans else KEEP,
-    }
-
-
 def write_code(home, arch, weights, cfg, tokenizer, labels, length):
     """The source of a network. weights: the name of its file. labels: names of the outputs of a
     task's head, None for a language model. length: tokens of its longest sequence."""
@@ -170,17 +133,18 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
     helpers = [name for name in helpers if f"{name}(" in "".join(mixers)]
     kind = "words" if labels is None else "spans" if spans else "classes"
     heads = f", len(LABELS), spans={spans}" if labels else ""
-    text, values = encoding(hf_models.template("network.py"), tokenizer, spans)
-    for name in SETTINGS:
-        values[name] = getattr(cfg, name)
+    before, encoding, after = hf_models.template("network.py").split("FILL_encoding\n")
+    if tokenizer.file_name != "spiece.model":
+        encoding = ""
+    values = {name: getattr(cfg, name) for name in SETTINGS}
     for name in ("pad", "unk", "cls", "sep", "mask"):
         values[name] = getattr(tokenizer, f"{name}_id")
     # sources and attentions: the values include the empty lines above them and their last line end
-    return fill_marks(text, values | {
+    return fill_marks(before + encoding + after, values | {
         "weights": weights,
         "call": CALLS[kind],
         "vocabulary": tokenizer.file_name,
-        "case": "of lower case" if tokenizer.lower else "which keeps case",
+        "lower": tokenizer.lower,
         "layers": "\n".join(
             f"{number:4}  {home.arch_text([layer])}" for number, layer in enumerate(arch, 1)),
         "length": length,

@@ -48,7 +48,7 @@ def passage_files(folder, split):
 def read_passage(path, answered=True):
     """The questions of one passage's file. answered=False: a user's file, where every answer is
     A."""
-    entry = read_json(path, dict, LAYOUT)
+    entry = read_json(path, LAYOUT)
     questions = []
     try:
         texts = entry["questions"]

@@ -338,7 +338,7 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
              "documents": documents, "sources": fingerprints(files)}
     mark = folder / "vocabulary.json"
     # earlier versions left "blank" out
-    before = {"documents": "blank", **read_json(mark, dict)} if mark.exists() else {}
+    before = {"documents": "blank", **read_json(mark)} if mark.exists() else {}
     others = {*folder.glob("*")} - ({mark} if "sources" in before else set())
     if others and before != about:
         if not replace:

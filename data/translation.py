@@ -15,15 +15,16 @@ import functools
 import itertools
 import math
 import re
+import warnings
 from array import array
 from collections import Counter
 
 import numpy as np
 import torch
 
-from common.cli import Stop, UserError
+from common.cli import UserError
 from common.files import existing, write_json
-from common.distributed import generator_of, on_main, print0, send, stop_requested
+from common.distributed import generator_of, on_main, print0, send
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 
@@ -97,18 +98,19 @@ class ParallelText:
 
 def encode_pairs(prefix, endings, tokenizer, folder, longest):
     """Encode two files into `folder`, once. Drops pairs with an empty sentence or with one of more
-    than `longest` tokens. Memory: 8 bytes per pair, and a block of lines."""
+    than `longest` tokens, and warns of their number. Memory: 8 bytes per pair, and a block of
+    lines."""
     meta = folder / "meta.json"  # written last
     if meta.exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     pairs = read_pairs(prefix, endings)
     lengths = [array("i") for _ in SIDES]
+    total = 0
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(folder / f"{side}.bin", "wb")) for side in SIDES]
         while block := [*itertools.islice(pairs, BLOCK)]:
-            if stop_requested():
-                raise Stop
+            total += len(block)
             encoded = map(tokenizer.encode_batch, zip(*block))
             kept = [pair for pair in zip(*encoded) if all(1 <= len(ids) <= longest for ids in pair)]
             for file, counts, side in zip(files, lengths, zip(*kept)):
@@ -117,6 +119,10 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest):
     if not lengths[0]:
         raise UserError(f"{prefix}: no pair has between 1 and {longest} tokens on both sides; "
                         "raise --length")
+    dropped = total - len(lengths[0])
+    if dropped:
+        warnings.warn(f"{prefix}: {dropped:,} of {total:,} pairs are not used, since a sentence is "
+                      f"empty or has more than {longest} tokens (--length)")
     for side, counts in zip(SIDES, lengths):
         np.save(folder / f"{side}.starts.npy", np.concatenate([[0], np.cumsum(counts)]))
     write_json(meta, {"prefix": str(prefix), "longest": longest})

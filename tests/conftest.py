@@ -1,4 +1,5 @@
 """Shared by all tests: the repository on the path, one thread, the demo data, markers."""
+import fcntl
 import shlex
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from common.files import release_locks  # noqa: E402
+from common import files  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -69,6 +70,13 @@ def finished(ready, tmp_path_factory):
                 assert call(command, patch) == 0
         return folders[name]
     return finish
+
+
+def release_locks():
+    """Release the locks of this process, as its end would."""
+    while files._locks:
+        with files._locks.popitem()[1] as file:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked worker may still have the file open
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import filled
+from conftest import filled, release_locks
 
 import autobert_zero
 import autotinybert
 import mformer
 from common import cli
 from common.distributed import Ranks
-from common.files import release_locks
 from common.tokenization import rules_of
 
 ALONE = Ranks(0, 1, torch.device("cpu"))  # one process
@@ -47,6 +46,7 @@ SEARCHES = {
         "--corpus {corpus} --glue {glue} --tasks CoLA,{reviews} "
         "--layers 2 --hidden 16 --heads 2 --ffn 16 "
         "--batch 4 --steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
+        "--weight_sharing biws "
         f"--finalist_times 1 {FEW}",
     "autotinybert":
         "--corpus {corpus} --tasks {reviews} --largest 2-24-40-4-24 --smallest 1-8-8-1-8 "

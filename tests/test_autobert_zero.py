@@ -385,7 +385,7 @@ def test_half_of_the_children_change_the_kind_of_a_layer():
     """D16"""
     rng = random.Random(0)
     priority = abz.OperationPriority([], TINY)
-    children = [abz.mutate((9, MIXER), rng, priority) for _ in range(100)]
+    children = [abz.mutate((9, MIXER), rng, priority, TINY) for _ in range(100)]
     changed = [[*map(type, child)] != [int, tuple] for child in children]
     assert 30 < sum(changed) < 70
 

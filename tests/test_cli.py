@@ -98,7 +98,8 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
 
     actions = {"train": (fail, "train")}
     with pytest.raises(SystemExit) as error:
-        cli.run(lambda: cli.start(Config, PRESETS, actions, "a test", argv=["--train"]))
+        cli.run(lambda: cli.start(
+            Config, PRESETS, actions, "a test", lambda *_: None, {}, {}, ["--train"]))
     assert error.value.code == 2
     printed = capsys.readouterr().err
     assert "--compile failed" in printed and printed.count("\n") == 1
@@ -120,6 +121,18 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
     ("mformer --describe --lr 1", "--lr: --describe does not read it"),
     ("mformer --describe --steps 5", ""),
     ("mformer --predict x.npz --init x --cost flops", "--cost: --predict does not read it"),
+    ("mformer --predict x.npz --init x --restart", "--restart: --predict does not read it"),
+    ("mformer --evaluate --init x --seed 5", "--seed: --evaluate does not read it"),
+    ("mformer --evaluate --init x --images i --restart", ""),
+    ("mformer --describe --images i", "--images: --describe does not read it"),
+    ("albert --predict x.tsv --init x --seed 5", "--seed: --predict does not read it"),
+    ("albert --export x --init x --out y", "--out: --export does not read it"),
+    ("albert --describe --layers 3", ""),
+    ("albert --describe --corpus x", "--corpus: --describe does not read it"),
+    ("autobert_zero --predict x.tsv --init x --runs 2", "--runs: --predict does not read it"),
+    ("autobert_zero --describe --arch bert --length 64", ""),
+    ("autotinybert --describe --tensorboard", "--tensorboard: --describe does not read it"),
+    ("autotinybert --export x --init x --arch 1-8-8-1-8", ""),
 ])
 def test_a_flag_that_the_action_does_not_read_is_told(command, told, monkeypatch):
     file, *words = command.split()
@@ -129,6 +142,16 @@ def test_a_flag_that_the_action_does_not_read_is_told(command, told, monkeypatch
     with warnings.catch_warnings(record=True) as printed:
         assert module.main(words) == 0
     assert [told in str(each.message) for each in printed] == [True] * bool(told)
+
+
+@pytest.mark.parametrize("file", ["albert", "autobert_zero", "autotinybert", "mformer"])
+def test_the_tables_of_read_flags_name_actions_and_flags(file):
+    module = importlib.import_module(file)
+    flags = {field.name for field in dataclasses.fields(module.Config)}
+    for table in module.READS, module.UNREAD:
+        assert table.keys() <= module.ACTIONS.keys()
+        for names in table.values():
+            assert {*names} <= flags
 
 
 TRAINING = [

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from small_runs import ALONE, write
 
 from common.cli import Command, Diverged, Stop, UserError
-from common.files import read_jsonl, release_locks
+from common.files import read_jsonl
 from common.run import Checkpoint, RunFolder, share_out
 from common.distributed import (
     Means, Pace, accelerator, autocast, join_group, launch, pick_device, prefetch, seed_everything,
@@ -37,7 +37,7 @@ class Config:
 
 def open_run(folder, reads=None, **settings):
     command = Command("albert", "search")
-    return RunFolder(Config(str(folder), **settings), command, ALONE, reads=reads)
+    return RunFolder(Config(str(folder), **settings), command, ALONE, reads or {})
 
 
 def test_a_run_folder_is_resumed_and_refused_to_others():
@@ -157,9 +157,7 @@ def test_means_are_over_the_steps_since_the_last():
 
 @pytest.mark.parametrize("variables, words", [
     ("RANK=1", "smaller"),
-    ("RANK=abc WORLD_SIZE=2", "RANK=abc"),
     ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=here", "without MASTER_PORT"),
-    ("LOCAL_RANK=", "LOCAL_RANK="),
 ])
 def test_leftovers_of_torchrun_end_in_one_line(variables, words, monkeypatch):
     for word in variables.split():
@@ -202,11 +200,10 @@ def test_a_process_that_waits_for_others_says_so(monkeypatch, capfd):
     assert "for the others of WORLD_SIZE=2" in capfd.readouterr().err
 
 
-def test_a_system_without_locks_runs_without_them(monkeypatch, capfd):
+def test_a_system_without_locks_runs_without_them(monkeypatch):
     monkeypatch.setattr("common.files.fcntl", None)
-    open_run(".")
-    assert "no locks" in capfd.readouterr().err
-    release_locks()
+    with pytest.warns(UserWarning, match="no locks"):
+        open_run(".")
 
 
 @pytest.fixture
@@ -219,26 +216,24 @@ def tell_to_stop(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
-def test_sigterm_ends_what_no_loop_saves_but_not_a_save(tell_to_stop):
-    slow = SimpleNamespace(
-        state_dict=lambda: time.sleep(1) or {}, load_state_dict=lambda state: None)
-    checkpoint = Checkpoint("checkpoint.pt", ALONE, slow=slow)
-    with pytest.raises(Stop), launch("cpu"):
-        tell_to_stop()
-        checkpoint.save(step=7)
-        time.sleep(20)  # such as an evaluation
-    assert checkpoint.restore() == {"step": 7}
-
-
 def test_a_loop_ends_its_step_however_slow_and_saves(tell_to_stop):
     with launch("cpu") as ranks:
         pace = Pace(ranks, steps=100)
-        time.sleep(0.6)
         assert pace(1) == (False, False, False)
         tell_to_stop()
-        time.sleep(0.8)  # a step like the one before, longer than GRACE
+        time.sleep(0.8)  # a step that is longer than GRACE
         assert pace(2)[0]
         time.sleep(1)  # it evaluates, before it saves
+
+
+def test_sigterm_ends_what_no_loop_saves(tell_to_stop):
+    """Also if a loop ends before it sees the signal."""
+    with pytest.raises(Stop), launch("cpu") as ranks:
+        pace = Pace(ranks, steps=1)
+        tell_to_stop()
+        time.sleep(0.8)
+        del pace
+        time.sleep(20)  # such as an evaluation
 
 
 def test_tensorboard_has_the_numbers_of_the_log():

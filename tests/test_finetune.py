@@ -55,7 +55,7 @@ def test_the_majority_baseline(tasks):
     labels = tasks["MNLI"].splits["dev"].labels
     assert tasks["MNLI"].majority_baseline == max(np.bincount(labels)) / len(labels)
     assert tasks["CoLA"].majority_baseline == 0
-    impossible = [question.impossible for question in tasks["SQuAD2.0"].examples["dev"]]
+    impossible = [not question.answers for question in tasks["SQuAD2.0"].examples["dev"]]
     assert tasks["SQuAD2.0"].majority_baseline == pytest.approx(np.mean(impossible))
 
 

@@ -81,10 +81,10 @@ def test_files_that_are_missing_or_twice_are_named():
         name.files()
     Path("t/dev.tsv").unlink()
     Path("t/dev.csv").unlink()
-    with pytest.raises(UserError, match="dev.csv: no such file"):
+    with pytest.raises(UserError, match="dev.tsv or .csv: no such file"):
         name.files()
     Path("t/train.csv").rename("t/dev.csv")
-    with pytest.raises(UserError, match="train.csv: no such file"):
+    with pytest.raises(UserError, match="train.tsv or .csv: no such file"):
         name.files()
 
 
@@ -106,9 +106,9 @@ def test_a_decimal_comma_and_a_class_that_dev_lacks_are_told():
 
 
 @pytest.mark.parametrize("text, message", [
-    ("my/ticket", "my/ticket: no such folder"),
-    ("rte,./s", "s: no such folder"),
-    ("ticket", "'ticket': no such folder or task; choose from"),
+    ("my/ticket", "'my/ticket': no such folder or task; choose from"),
+    ("rte,./s", "'./s': no such folder"),
+    ("Ticket", "'Ticket': no such folder"),
     ("a/mood,b/mood", "has the same name"),
     ("./rte", "name of a known task"),
     ("./jobs", "cannot be called 'jobs'"),

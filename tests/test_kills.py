@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import filled, slow
+from conftest import filled, release_locks, slow
 from kills import TWO, begin, children_of, differences, finish, finish_two, free_port, start
 from small_runs import RUNS, TRAINED, TUNED, call, pretend
 
 from common.cli import Stop
-from common.files import read_jsonl, release_locks
+from common.files import read_jsonl
 from common.distributed import Pace
 from common.run import Checkpoint
 

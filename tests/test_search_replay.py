@@ -134,7 +134,7 @@ def test_the_record_of_replays_answers_its_claims(table, monkeypatch):
     shape = {"population": 10, "parents": 2, "children": 5}
     monkeypatch.setattr(search_replay, "SHAPES", {"100": (30, shape), "775": (20, shape)})
     monkeypatch.setattr(search_replay, "JUDGED", (("100", 20), ("100", 30), ("775", 20)))
-    scores = {"MNLI": table, "SST-2": table}
+    scores = {"MNLI": table, "SST-2": table, "STS-B": table}
     record = search_replay.report(scores, search_replay.run_experiments(scores, jobs=1))
     for claim in autobert_zero.replay.claims:
         assert {measured.n for measured in record["intervals"][claim.name].values()} == {3}
@@ -148,7 +148,7 @@ def test_a_table_is_continued(ready, monkeypatch):
     """Only a line that was cut off is trained again."""
     pairs = [*search_table.networks().items()][:3]
     settings = search_table.settings
-    monkeypatch.setattr(search_table, "TASKS", {"MNLI": 32, "SST-2": 16})
+    monkeypatch.setattr(search_table, "TASKS", {"MNLI": 32, "SST-2": 16, "STS-B": 16})
     monkeypatch.setattr(search_table, "networks", lambda: dict(pairs))
     monkeypatch.setattr(search_table, "settings", lambda *given: dataclasses.replace(
         settings(*given), steps=2, warm_times=1, vocab_size=300))

@@ -62,8 +62,9 @@ def test_windows_cover_every_token_and_one_owns_it(tokens, capacity, stride):
         assert owners.nonzero()[0].tolist() == [scores.argmax()]
 
 
-def test_batches_put_the_windows_together(tokenizer, questions):
-    features = squad.features(questions, tokenizer, 72, 20, max_query=6, training=True)
+def test_batches_put_the_windows_together(tokenizer, questions, monkeypatch):
+    monkeypatch.setattr(squad, "MAX_QUERY", 6)
+    features = squad.features(questions, tokenizer, 72, 20, training=True)
     batch = features.batch(np.arange(len(features)), 72)
     for i, (question, _, start, length, _, _) in enumerate(features.windows):
         query = tokenizer.encode(questions[question].text)[:6]
@@ -141,7 +142,7 @@ def test_extract_returns_the_best_of_all_spans(tokenizer, questions, monkeypatch
 def questions_with(*answers):
     """Questions with these answers. () is unanswerable."""
     return [
-        squad.Question(f"q{i}", "?", "c", tuple((text, 0) for text in texts), not texts)
+        squad.Question(f"q{i}", "?", "c", tuple((text, 0) for text in texts))
         for i, texts in enumerate(answers)
     ]
 

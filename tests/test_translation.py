@@ -6,11 +6,10 @@ import pytest
 from small_runs import ALONE, write
 
 from common.cli import UserError
-from common.files import write_json
 from data import translation
 from data.images import (
     Pictures, TrainingPictures, class_numbers, find_images, load_cifar10, pixel_statistics,
-    print_differences, read_npz, read_spec, save_spec)
+    print_differences, read_images, read_npz)
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -35,7 +34,8 @@ def write_pairs(source, target):
 def test_pairs_are_encoded_and_filtered(block, longest, second, sides, monkeypatch):
     monkeypatch.setattr(translation, "BLOCK", block)
     prefix = write_pairs("a bb\n\nccc dddd e\nlast", "x\ny\nz z z z\nzz\n")
-    encode_pairs(prefix, ("en", "de"), Words(), Path(), longest)
+    with pytest.warns(UserWarning, match=f"p: {4 - len(sides)} of 4 pairs are not used"):
+        encode_pairs(prefix, ("en", "de"), Words(), Path(), longest)
     text = ParallelText(Path())
     (ids,) = text.ids(0, [1])
     assert ids.tolist() == second
@@ -136,19 +136,6 @@ def test_images_are_held_out_and_normalised():
     assert batch["images"].std() < 2
 
 
-def test_a_network_keeps_its_pixel_statistics():
-    """Also in a folder of an earlier version, with other statistics for CIFAR-10."""
-    spec = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.2, 0.2]}
-    save_spec(".", spec)
-    save_spec(".", spec)
-    with pytest.raises(UserError, match="other classes or pixel statistics"):
-        save_spec(".", spec | {"mean": [0.4, 0.5, 0.5]})
-    assert read_spec(".") == spec
-    write_json("images.json", {"classes": ["a", "b"]})
-    with pytest.raises(UserError, match="images.json: mean is missing; train"):
-        read_spec(".")
-
-
 GREY = np.zeros((2, 8, 8), np.uint8)
 
 
@@ -191,7 +178,7 @@ def test_test_images_of_other_classes_are_no_test(flag, label):
 def test_a_picture_is_no_npz_file():
     write("a.png", "PNG")
     with pytest.raises(UserError, match="a.png: not an .npz file; data/README.md has the lines"):
-        read_npz("a.png", labelled=False)
+        read_images("a.png")
 
 
 def test_images_of_another_size_or_colour_are_named(capsys):

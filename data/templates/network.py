@@ -1,6 +1,6 @@
 # The template of the file that `python autobert_zero.py --export FILE.py` writes. It is read as
-# text and never imported. data/network_code.py replaces each mark FILL_*, leaves out functions of
-# other vocabularies, and drops these lines.
+# text and never imported. data/network_code.py replaces each mark FILL_*, keeps the functions
+# between two marks FILL_encoding only for a SentencePiece vocabulary, and drops these lines.
 """A language model found by a search (AutoBERT-Zero, arXiv:2107.07445), in plain PyTorch.
 
     network = load("FILL_weights").eval()
@@ -10,7 +10,7 @@
 A batch has ids, token_type_ids (0 or 1): (B, T) int64, padded with anything, and lengths (B,) of
 real tokens. A sequence is CLS, text, SEP or CLS, first, SEP, second, SEP, and has at most LENGTH
 tokens.
-The vocabulary is FILL_vocabulary next to this file, FILL_case.
+The vocabulary is FILL_vocabulary next to this file.
 The classes are from autobert_zero.py. Comments D1, D2, ... are departures from the paper.
 B batch, T tokens, H hidden, N heads, D head dim, V vocabulary, E embedding, K kernel.
 
@@ -42,10 +42,12 @@ CLS = FILL_cls
 SEP = FILL_sep
 MASK = FILL_mask
 LABELS = FILL_labels  # of a task's head
+LOWER = FILL_lower  # whether the vocabulary is of lower case
+FILL_encoding
 
 
 def clean(text):
-    """A text as the vocabulary was trained on it."""
+    """A text as a vocabulary of lower case was trained on it."""
     text = " ".join(text.split()).replace("``", '"').replace("''", '"')
     text = unicodedata.normalize("NFKD", text)
     return "".join(c for c in text if not unicodedata.combining(c)).lower()
@@ -69,10 +71,12 @@ def split_commas(pieces, text):
 def encode(pieces, first, second=""):
     """A batch of one: a text or two, cut to LENGTH tokens. pieces: a
     sentencepiece.SentencePieceProcessor."""
-    first = FILL_first_ids
-    second = FILL_second_ids
+    first, second = [split_commas(pieces, clean(text)) if LOWER else pieces.encode(text)
+                     for text in (first, second)]
     room = LENGTH - 3 if second else LENGTH - 2
-    keep = FILL_keep
+    keep = min(len(first), max(room - len(second), (room + 1) // 2))  # the longer text is cut
+    if LABELS == ("start", "end"):  # a question and a passage, which loses its end
+        keep = min(len(first), 64)
     ids = [CLS, *first[:keep], SEP]
     token_type_ids = [0] * len(ids)
     if second:
@@ -81,6 +85,7 @@ def encode(pieces, first, second=""):
     lengths = torch.tensor([len(ids)])
     token_type_ids = torch.tensor([token_type_ids])
     return {"ids": torch.tensor([ids]), "token_type_ids": token_type_ids, "lengths": lengths}
+FILL_encoding
 FILL_sources
 
 class Attention(nn.Module):
