@@ -32,7 +32,6 @@ import signal
 import sys
 import threading
 import time
-import weakref
 
 import torch
 import torch.distributed as dist
@@ -420,25 +419,38 @@ def peak_memory(device):
 #
 # A cluster sends it before it kills a job. The handler sets a flag. A training loop checks the flag
 # after each step, saves and raises Stop. Other work, such as making a corpus, checks nothing. So
-# the handler also sets an alarm, which raises Stop anywhere, but never in a loop.
+# the handler also sets an alarm, which raises Stop anywhere. A loop that sees the flag in time
+# cancels the alarm.
 
-GRACE = 10  # seconds from SIGTERM to the alarm
+GRACE = 10  # seconds from SIGTERM to the alarm (longer for loops with longer steps)
+_step_seconds = 0.0  # of a loop's last step
 _stop_requested = False  # the flag
-_loops = weakref.WeakSet()  # the Pace of each running loop
+_saving = False  # a checkpoint is being written, so the alarm waits
 
 
 def _note_sigterm(signum, frame):
     global _stop_requested
     _stop_requested = True
     signal.signal(signal.SIGALRM, _stop_here)
-    signal.setitimer(signal.ITIMER_REAL, GRACE)
+    signal.setitimer(signal.ITIMER_REAL, max(GRACE, 2 * _step_seconds))
 
 
 def _stop_here(signum, frame):
     """The alarm. The run continues from its last checkpoint later."""
-    if not _loops:
+    if not _saving:
         raise Stop
-    signal.setitimer(signal.ITIMER_REAL, 1)  # the loop may end before it sees the flag
+    signal.setitimer(signal.ITIMER_REAL, 1)
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """A context that delays the alarm's Stop until its end."""
+    global _saving
+    _saving = True
+    try:
+        yield
+    finally:
+        _saving = False
 
 
 def stop_requested():
@@ -452,6 +464,8 @@ def agree(ranks, *flags):
     flags = torch.tensor([_stop_requested, *flags], dtype=torch.uint8)
     if ranks.size > 1:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
+    if flags[0]:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop saves and ends by itself
     return flags.bool().tolist()
 
 
@@ -466,8 +480,7 @@ SAVE_MINUTES = 30  # between checkpoints at most, so that a kill loses no more
 
 
 class Pace:
-    """pace(number of finished steps) is (stop, save, log), equal on every rank. A loop keeps its
-    Pace in a local variable, which marks it as running.
+    """pace(number of finished steps) is (stop, save, log), equal on every rank.
 
     stop: after SIGTERM. save: each `save_every` steps, counted back from the last one, every
     SAVE_MINUTES, and to stop. log: at least twenty times, every 100 steps, every minute, and with a
@@ -481,15 +494,17 @@ class Pace:
         if save_at is None:
             self.save_at = range(steps, 0, -(save_every or steps))
         self.log_at = log_at or range(log_every, steps + 1, log_every)
-        self.saved = self.logged = time.monotonic()
-        _loops.add(self)
+        self.saved = self.logged = self.called = time.monotonic()
 
     def planned(self, done):
         """Whether a save is due after this step in any case."""
         return done in self.save_at
 
     def __call__(self, done):
+        global _step_seconds
         now = time.monotonic()
+        _step_seconds = now - self.called
+        self.called = now
         save = self.ranks.main and now - self.saved >= 60 * SAVE_MINUTES
         log = self.ranks.main and now - self.logged >= 60
         stop, save, log = agree(self.ranks, save, log)

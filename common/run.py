@@ -23,7 +23,8 @@ import torch.distributed as dist
 
 from common.cli import Stop, UserError
 from common.distributed import (
-    broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host)
+    broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host,
+    uninterrupted)
 from common.files import (
     fingerprints, load_file, lock, newest, partials, previous, read_json, save_file, write_atomic,
     write_json)
@@ -292,7 +293,8 @@ class Checkpoint:
             owned = {name: each.state_dict() for name, each in self.owned.items()}
             save_file(self.path, {"values": values, "owned": owned})
 
-        on_main(self.ranks, write)
+        with uninterrupted():
+            on_main(self.ranks, write)
 
     def restore(self):
         """Load the newest readable save into the owned objects. Returns its values."""

@@ -216,24 +216,26 @@ def tell_to_stop(monkeypatch):
     signal.signal(signal.SIGTERM, before)
 
 
+def test_sigterm_ends_what_no_loop_saves_but_not_a_save(tell_to_stop):
+    slow = SimpleNamespace(
+        state_dict=lambda: time.sleep(1) or {}, load_state_dict=lambda state: None)
+    checkpoint = Checkpoint("checkpoint.pt", ALONE, slow=slow)
+    with pytest.raises(Stop), launch("cpu"):
+        tell_to_stop()
+        checkpoint.save(step=7)
+        time.sleep(20)  # such as an evaluation
+    assert checkpoint.restore() == {"step": 7}
+
+
 def test_a_loop_ends_its_step_however_slow_and_saves(tell_to_stop):
     with launch("cpu") as ranks:
         pace = Pace(ranks, steps=100)
+        time.sleep(0.6)
         assert pace(1) == (False, False, False)
         tell_to_stop()
-        time.sleep(0.8)  # a step that is longer than GRACE
+        time.sleep(0.8)  # a step like the one before, longer than GRACE
         assert pace(2)[0]
         time.sleep(1)  # it evaluates, before it saves
-
-
-def test_sigterm_ends_what_no_loop_saves(tell_to_stop):
-    """Also if a loop ends before it sees the signal."""
-    with pytest.raises(Stop), launch("cpu") as ranks:
-        pace = Pace(ranks, steps=1)
-        tell_to_stop()
-        time.sleep(0.8)
-        del pace
-        time.sleep(20)  # such as an evaluation
 
 
 def test_tensorboard_has_the_numbers_of_the_log():
