@@ -812,8 +812,7 @@ def distillation_losses(student, batch):
 
 # --- training -------------
 
-# a copy of this file alone has the model and the searcher
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone trains nothing
+if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
     from tqdm import tqdm
 
     from common import cli
