@@ -1375,14 +1375,18 @@ ACTIONS = {
     "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
-UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
-    "steps": "finetune_epochs",
-    "batch": "finetune_batch",
-    "lr": "finetune_lr",
-    "warmup": "finetune_warmup",
-    "length": "finetune_length",
-    "dropout": "finetune_dropout",
-}}
+UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
+    "pretrain": dict.fromkeys(("glue", "squad", "race", "train_examples", "fine-tuning"), ""),
+    "finetune": {
+        **dict.fromkeys(("compile", "corpus", "held_out", "dropout_steps", "pre-training"), ""),
+        "steps": "finetune_epochs",
+        "batch": "finetune_batch",
+        "lr": "finetune_lr",
+        "warmup": "finetune_warmup",
+        "length": "finetune_length",
+        "dropout": "finetune_dropout",
+    },
+}
 READS = {  # all flags that these actions read
     "predict": (
         "preset", "out", "device", "dtype", "init", "tokenizer", *SHAPE, *FREE, "finetune_length"),

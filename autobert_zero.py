@@ -2244,12 +2244,17 @@ ACTIONS = {
                "FILE.py|DIR"),
     "describe": (describe, "parameters, FLOPs, memory and days of --arch as JSON"),
 }
-UNREAD = {"finetune": {  # flags that the action does not read: the flags to use instead
-    "steps": "finetune_epochs",
-    "batch": "finetune_batch",
-    "lr": "finetune_lr",
-    "warmup": "",
-}}
+UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
+    "search": dict.fromkeys(("runs", "eval_every"), ""),
+    "pretrain": dict.fromkeys(
+        ("glue", "squad", "tasks", "train_examples", "fine-tuning", "search"), ""),
+    "finetune": {
+        **dict.fromkeys(("compile", "tasks", "warmup", "short", "save_every", "search"), ""),
+        "steps": "finetune_epochs",
+        "batch": "finetune_batch",
+        "lr": "finetune_lr",
+    },
+}
 READS = {  # all flags that these actions read
     "predict": (
         "preset", "out", "device", "dtype", "init", "tokenizer", "arch", *SHAPE, *FREE,

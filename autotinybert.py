@@ -1907,9 +1907,20 @@ ACTIONS = {
         "parameters, FLOPs, memory and days of training of --arch as JSON",
     ),
 }
-UNREAD = {  # flags that an action does not read: the flags to use instead
-    "further_train": {"steps": "further_steps"},
-    "finetune": {"steps": "finetune_epochs", "batch": "finetune_batch", "lr": "finetune_lr"},
+UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
+    **dict.fromkeys(PHASES, {"runs": ""}),
+    "further_train": {
+        **dict.fromkeys(("glue", "squad", "tasks", "train_examples", "samples", "fine-tuning",
+                         "latency", "search"), ""),
+        "steps": "further_steps",
+    },
+    "finetune": {
+        **dict.fromkeys(("compile", "accumulate", "tasks", "init_std", "samples", "warmup",
+                         "eval_every", "save_every", "latency", "search"), ""),
+        "steps": "finetune_epochs",
+        "batch": "finetune_batch",
+        "lr": "finetune_lr",
+    },
 }
 READS = {  # all flags that these actions read
     "predict": ("preset", "out", "device", "dtype", "init", "tokenizer", "finetune_length"),

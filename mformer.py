@@ -2168,11 +2168,9 @@ ACTIONS = {
         "the network of --init RUN, into RUN-predictions/FILE or --out", "FILE"),
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
-UNREAD = {  # flags that an action does not read: the flags to use instead, here none
+UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
     "search": {"compile": ""},
-    "train": dict.fromkeys((
-        "samples", "cost", "latency_runs", "latency_limit", "keep", "generations", "population",
-        "finalists", "beam"), ""),
+    "train": dict.fromkeys(("search", "evaluation"), ""),
 }
 READS = {  # all flags that these actions read
     "evaluate": (

@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 RANGE = re.compile(r"([\[(])(-?[\d.]+), (-?[\d.]+)([\])])$|\[(>=?) (-?[\d.]+)\]$")
 # a departure ("# D5: ..."), the title of a group, or a field
-GROUPS = re.compile(r"^ {4}(?:# D\d.*(?:\n {4}#.*)*|# (.+)|(\w+):)", re.MULTILINE)
+GROUPS = re.compile(
+    r"^ {4}(?:# D\d.*(?:\n {4}#.*)*|# (.+(?:\n {4}# .+)*)|(\w+):)", re.MULTILINE)
 STOPPED = 128 + 15  # exit status of an unfinished run after SIGTERM
 PRESET = "demo"  # without --preset
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # modules of torch.compile
@@ -70,11 +71,11 @@ def field_comments(config_class):
 
 @functools.cache
 def field_groups(config_class):
-    """{field: the comment line above its block}, the titles of the groups in the help."""
+    """{field: the comment above its block}, the titles of the groups in the help."""
     groups = {}
     title = "run"
     for comment, field in GROUPS.findall(inspect.getsource(config_class)):
-        title = comment or title
+        title = re.sub(r"\n {4}# ", " ", comment) or title
         groups[field] = title
     return groups
 
@@ -215,13 +216,20 @@ def make_config(config_class, presets, preset, command, actions, given):
     return config
 
 
-def warn_of_unread(command, unread, reads):
+def group_of(config_class, name):
+    """The name of a field's group: its title up to the first comma, dot, colon or bracket."""
+    return re.split(r" ?[,.:(]", field_groups(config_class)[name])[0]
+
+
+def warn_of_unread(config_class, command, unread, reads):
     """Warn of given flags that the action does not read, unless the flag to use instead is given
     too."""
-    others = command.given.difference(reads.get(command.action, command.given))
-    ignored = dict.fromkeys(sorted(others), "") | unread.get(command.action, {})
-    for name, instead in ignored.items():
-        if name in command.given and instead not in command.given:
+    names = unread.get(command.action, {})
+    read = reads.get(command.action, command.given)
+    for name in sorted(command.given):
+        instead = names.get(name, "")
+        ignored = name not in read or {name, group_of(config_class, name)} & names.keys()
+        if ignored and instead not in command.given:
             hint = f"; --{instead} counts" if instead else ""
             warnings.warn(f"--{name}: --{command.action} does not read it{hint}")
 
@@ -234,14 +242,15 @@ def start(config_class, presets, actions, description, check, unread, reads, arg
     only. --dry_run applies presets["dry_run"] on top. actions: {name: (function, help)}, or
     (function, help, METAVAR) if the action takes a value. An action is called as function(config,
     command). check(config, command): raises UserError for other mistakes. unread: {action: {flag
-    that it does not read: the flag to use instead, or ""}}. reads: {action: all flags that it
-    reads}, for actions that read few. argv: the words, or None for those of this process.
+    or group of flags that it does not read: the flag to use instead, or ""}}. reads: {action: all
+    flags that it reads}, for actions that read few. argv: the words, or None for those of this
+    process.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
         return 0
     check(config, command)
-    warn_of_unread(command, unread, reads)
+    warn_of_unread(config_class, command, unread, reads)
     try:
         actions[command.action][0](config, command)
     except Stop:

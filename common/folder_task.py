@@ -211,6 +211,9 @@ def infer_task(name):
     task = OwnSpec(str(name), (), text, ("pearson", "spearman"))
     values = [parse_label(word, task, f"{path}:{number}")
               for word, (number, _) in zip(words, lines)]
+    if len(set(values)) < 2:  # 1 and 1.0
+        raise UserError(f"{path}: all labels are the number {values[0]:g}; add examples with other "
+                        "numbers")
     return dataclasses.replace(
         task, mean=statistics.fmean(values), deviation=statistics.pstdev(values))
 

@@ -629,8 +629,11 @@ def make_demo(folder):
         with tempfile.TemporaryDirectory(prefix="demo-", dir=place.parent) as scratch:
             made = pathlib.Path(scratch, "demo")
             build(made)
-            if not is_complete(folder):
+            try:
                 made.rename(place)
+            except OSError:
+                if not is_complete(folder):  # else another process was faster
+                    raise
     paths = {name: str(folder / name) for name in ("corpus", "glue", "squad", "race", "cifar10")}
     for part in ("train", "valid", "test"):
         paths[f"{part}_text"] = str(folder / "translation" / part)

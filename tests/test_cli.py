@@ -133,6 +133,14 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
     ("autobert_zero --describe --arch bert --length 64", ""),
     ("autotinybert --describe --tensorboard", "--tensorboard: --describe does not read it"),
     ("autotinybert --export x --init x --arch 1-8-8-1-8", ""),
+    ("autobert_zero --pretrain --population 9", "--population: --pretrain does not read it"),
+    ("autobert_zero --pretrain --finetune_lr 1", "--finetune_lr: --pretrain does not read it"),
+    ("autobert_zero --search --runs 3", "--runs: --search does not read it"),
+    ("autobert_zero --search --population 9 --finetune_lr 1", ""),
+    ("autotinybert --further_train --arch 1-8-8-1-8 --speedup 2", "--speedup: --further_train"),
+    ("autotinybert --latency --population 9", ""),  # a setting of the run folder
+    ("albert --finetune CoLA --init x --objective sop", "--objective: --finetune does not"),
+    ("mformer --train --arch mformer --beam 2 --task wmt14", "--beam: --train does not read it"),
 ])
 def test_a_flag_that_the_action_does_not_read_is_told(command, told, monkeypatch):
     file, *words = command.split()
@@ -148,10 +156,16 @@ def test_a_flag_that_the_action_does_not_read_is_told(command, told, monkeypatch
 def test_the_tables_of_read_flags_name_actions_and_flags(file):
     module = importlib.import_module(file)
     flags = {field.name for field in dataclasses.fields(module.Config)}
-    for table in module.READS, module.UNREAD:
+    groups = {cli.group_of(module.Config, flag) for flag in flags}
+    for table, known in (module.READS, flags), (module.UNREAD, flags | groups):
         assert table.keys() <= module.ACTIONS.keys()
         for names in table.values():
-            assert {*names} <= flags
+            assert {*names} <= known
+
+
+def test_the_title_of_a_group_may_have_two_lines():
+    title = cli.field_groups(importlib.import_module("mformer").Config)["hidden"]
+    assert title.startswith("search space (") and title.endswith("are the decoder's too")
 
 
 TRAINING = [

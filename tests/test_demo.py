@@ -165,6 +165,20 @@ def test_demo_data_are_whole_or_absent_and_of_this_recipe(small_build, monkeypat
         make_demo(folder)
 
 
+def test_of_two_processes_the_first_keeps_its_demo_data(small_build, monkeypatch):
+    build = making.build
+
+    def later(made):
+        build(made)
+        build(Path("demo"))  # another process ends first
+        write("demo/first.txt", "")
+
+    monkeypatch.setattr(making, "build", later)
+    assert make_demo(Path("demo"))["sha256"]
+    assert Path("demo/first.txt").exists()
+    assert [*Path().iterdir()] == [Path("demo")]
+
+
 def test_demo_data_is_known_by_what_is_there_and_not_by_its_name(demo):
     Path("data/demographics").mkdir(parents=True)
     assert not is_demo("data/demographics")

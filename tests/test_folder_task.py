@@ -55,6 +55,7 @@ def test_numbers_with_a_decimal_point_are_a_regression():
     ("text\tlabel\nA\t1\nB\t2\nC\tNaN\n", "", "train.tsv:4: the label 'NaN' is not a finite"),
     ("text\tlabel\nA\t1.5\nB\t-inf\n", "", "train.tsv:3: the label '-inf' is not.*leave the line"),
     ("text\tlabel\nA\t1.5\nB\t1.5\n", "", "all labels are '1.5'"),
+    ("text\tlabel\nA\t1\nB\t1.0\n", "", "all labels are the number 1; add"),
     ("text\tlabel\nA\tgood\n\nB\tbad\n", "", "train.tsv:3: 1 columns"),
     ("text\ttext\tlabel\nA\tB\tgood\nA\tB\tbad\n", "", "2 columns are named text"),
     ("text\tlabel\n", "", "no line follows"),
