@@ -358,7 +358,10 @@ def parse_formula(text):
     try:
         *assignments, output = ast.parse(text.strip()).body
         for statement in assignments:
-            names[statement.targets[0].id] = read_tree(statement.value, names)
+            name = statement.targets[0].id
+            if name in names:  # a result has one name, and inputs keep theirs
+                raise ValueError
+            names[name] = read_tree(statement.value, names)
         expression = canonical(read_tree(output.value, names))
     except (OverflowError, RecursionError, MemoryError):
         raise ValueError(f"{shown}: more than {MAX_PATH} operations") from None

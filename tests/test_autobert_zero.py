@@ -98,7 +98,9 @@ def test_the_text_form_is_read_back_and_shares_sub_expressions():
     "conv4",
     "softmax(Q, dim=0) + K",
     "Q" + " + K" * 600,
-    "a = V + V; b = a + a; c = b + b;" + "c = c + c;" * 600 + "c + Q",
+    "d0 = V + V;" + "".join(
+        f"d{number + 1} = d{number} + d{number};" for number in range(600)) + "d600 + Q",
+    "Q = K + V; softmax(scale(Q @ K.T)) @ V",
 ])
 def test_illegal_text_is_refused(text):
     with pytest.raises(ValueError, match="layer 1: "):
