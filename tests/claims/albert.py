@@ -1,4 +1,7 @@
 """Studies of ALBERT: python -m tests.claims.albert NAME (see study.py)"""
+import random
+from itertools import product
+
 import albert
 from tests.claims.pictures import dots
 from tests.claims.study import Claim, counted, main, read, run_all, run_name, study
@@ -27,20 +30,23 @@ def word_accuracy(options, arms):
     return {"values": values}
 
 
-def order_values(options, text=""):
-    """The accuracies on SOP and NSP of models trained on each. text: a name for the run folders."""
+def order_values(options, text="", first_flags=(), flags=("--steps", 6000)):
+    """The accuracies on SOP and NSP of models trained on each.
+
+    text: a name for the run folders. first_flags: of the runs on masked words. flags: of the runs
+    with each objective."""
     seeds = range(options.seeds)
     words = {
         (f"{text} words", seed): [
-            *SHORT, "--embedding", 48, "--objective", "none", "--held_out", 0.2]
+            *SHORT, "--embedding", 48, "--objective", "none", "--held_out", 0.2, *first_flags]
         for seed in seeds}
     first = run_arms(options, words)
     values = {"53%": [53.0] * options.seeds}
     for objective in ("sop", "nsp"):
         arms = {
             (f"{text} {objective}", seed): [
-                "--init", first[f"{text} words", seed], "--objective", objective, "--steps", 6000,
-                "--lr", 0.08, "--dev_examples", 4096, "--held_out", 0.2]
+                "--init", first[f"{text} words", seed], "--objective", objective, "--lr", 0.08,
+                "--dev_examples", 4096, "--held_out", 0.2, *flags]
             for seed in seeds}
         for folder in run_arms(options, arms).values():
             result = read(folder / "done.json")
@@ -79,6 +85,49 @@ def order_novels(options):
     in the demo's text the first tokens tell 67% of the orders, since sections begin alike, and the
     model has 66.5%. In novels they should tell less. Three seeds, no further batch."""
     return {"values": order_values(options, "novels")}
+
+
+HOURS = 8
+TOPICS = 40
+
+
+def days(documents):
+    """Text of made-up words whose order is told in the middle of sentences. A document is a day of
+    24 sentences about a topic of 12 words. Each sentence names the hour, but not as its first word.
+    An hour has three sentences."""
+    rng = random.Random(0)
+    syllables = [*map("".join, product("bdfgklmnprst", "aeiou"))]
+    words = rng.sample([*map("".join, product(syllables, repeat=2))], HOURS + 12 * TOPICS)
+    lines = []
+    for _ in range(documents):
+        first = HOURS + 12 * rng.randrange(TOPICS)
+        for hour in words[:HOURS]:
+            for _ in range(3):
+                sentence = rng.choices(words[first:first + 12], k=rng.randint(4, 7))
+                sentence.insert(rng.randint(1, len(sentence)), hour)
+                lines.append(" ".join(sentence) + ".")
+        lines.append("")
+    return "\n".join(lines)
+
+
+@study(
+    "0.2 core-hours",
+    Claim("order-days", "SOP teaches sentence order where words in the middle tell it",
+          "our question", [("sop on SOP", "first tokens on SOP"), ("sop on SOP", "nsp on SOP")]),
+    picture=dots("accuracy, %"))
+def order_days(options):
+    """As `order`, on made-up days (3,000 documents; the function `days`), with 1,500 steps on
+    masked words and 3,000 with each objective. Plan, written before the runs: novels left open
+    whether the models of SOP cannot learn an order or whether these segments do not tell it. Here
+    the hours tell it, but not the first tokens. A pilot of another seed had 48 hours, one sentence
+    each, and was at chance after 3,000 steps. With 8 hours it had 91% after 1,000. Three seeds, no
+    further batch."""
+    options.runs.mkdir(parents=True, exist_ok=True)
+    path = options.runs / "days.txt"
+    path.write_text(days(3000), encoding="utf-8")
+    text = ["--corpus", path]
+    return {"values": order_values(
+        options, "days", [*text, "--vocab_size", 500, "--steps", 1500], [*text, "--steps", 3000])}
 
 
 def size(hidden, E, share):
