@@ -1137,8 +1137,6 @@ def resolve(cfg, command, ranks, source):
     processes. UserError if flags contradict each other. resolve_data fills in what depends on the
     data."""
     changes = {}
-    if command.action in PHASES and "out" not in command.given:  # they share a folder
-        changes["out"] = cfg.out.replace(f"-{command.action}-", "-search-", 1)
     if source and command.action in ON_SUPERPLM:
         changes |= settings_from(cfg, command, source.settings, source.path, SHAPE)
         changes["init"] = str(source.path)
@@ -1768,6 +1766,13 @@ def hint_of(cfg):
 def search(cfg, command):
     """All four phases, in one run folder, or --superplm or --latency alone."""
     phase = command.action
+    if "out" not in command.given:  # the phases share a folder
+        cfg = dataclasses.replace(cfg, out=cfg.out.replace(f"-{phase}-", "-search-", 1))
+    # --superplm has trained --init's weights in this folder: all phases use the result
+    own = bool(cfg.init) and not cfg.restart and Path(cfg.out, "superplm").exists()
+    trains = phase == "superplm" or own
+    if trains:
+        command = dataclasses.replace(command, action="superplm")
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -1787,7 +1792,7 @@ def search(cfg, command):
                 latency = on_main(ranks, learn_latency, cfg, run)
             if phase == "latency":
                 return run.print_result(cfg, "latency.json", *words_of_search(phase), same=())
-            superplm = train_superplm(source, data, cfg, run, go_on=phase == "superplm")
+            superplm = train_superplm(source, data, cfg, run, go_on=trains)
             if phase == "superplm":
                 return run.print_result(
                     cfg, "superplm/checkpoint.pt", *words_of_search(phase), same=())

@@ -567,6 +567,24 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monke
     assert "used again" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kind", ["SuperPLM", "fixed model"])
+def test_a_search_uses_the_superplm_that_was_trained_from_init(
+        kind, ready, flags, whole, monkeypatch, capsys):
+    """Not --init's own weights, which the same flags name."""
+    init = whole / "superplm" if kind == "SuperPLM" else ready["autotinybert"]
+    shapes = "--largest 1-16-16-2-16 --smallest 1-8-8-1-8" if kind == "fixed model" else ""
+    assert not call(
+        f"autotinybert --superplm {flags} {shapes} --init {init} --out run", monkeypatch)
+    command = next_command(capsys.readouterr().out)
+    searched = []
+    evolve = atb.evolve
+    monkeypatch.setattr(
+        atb, "evolve", lambda model, *rest: searched.append(model) or evolve(model, *rest))
+    assert not call(command, monkeypatch)
+    expected = atb.load_file("run/superplm/checkpoint.pt")["owned"]["model"]
+    torch.testing.assert_close(searched[0].state_dict(), expected, rtol=0, atol=0)
+
+
 def test_the_front_is_what_no_faster_shape_surpasses():
     points = [(3, 0.5), (1, 0.2), (2, 0.6), (4, 0.7), (2, 0.1)]
     history = [
