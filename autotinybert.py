@@ -17,7 +17,7 @@ Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3
       Table D.1 -> TABLE_D1                    measurements -> tests/claims
 Tour: search_space, leading, Layer, train_step, train_language_model, Predictor, propose, search.
       Skip at first: weights to start from, fine-tuning, the command line.
-There are 23 departures, D1 to D23, where this file differs from the paper or the paper is silent:
+There are 24 departures, D1 to D24, where this file differs from the paper or the paper is silent:
 grep -n '# D[0-9]' autotinybert.py
 A * marks a departure from the released code.
 """
@@ -89,7 +89,7 @@ class Config:
     further_steps: int = 0  # steps of one model. 0: 5 passes, from scratch 10 like BERT-S*
     batch: int = 256  # sequences per step, Sec. 4.1 [>= 1]
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 [> 0]
-    warmup: float = 0.1  # fraction of the steps. None in training from --init, Sec. 4.1 [0, 1]
+    warmup: float = 0.1  # fraction of the steps. Further training of weights: 0, Sec. 4.1 [0, 1]
     weight_decay: float = 0.01  # of AdamW, BERT's, except for biases and LayerNorms
     eval_every: int = 32000  # steps between evaluations on held-out text [>= 1]
     save_every: int = 1000  # steps between checkpoints [>= 1]
@@ -699,20 +699,23 @@ def mutate(arch, space, rng):
     return make_arch(**genes)
 
 
+def fast_shapes(space):
+    """The layers (d^m, d^f, h, d^q|k|v) by the rule of Sec. 4.4."""
+    for hidden, (heads, qkv) in product(space["hidden"], space["attention"]):
+        if 0.7 * hidden <= qkv <= hidden:
+            for ffn in space["ffn"]:
+                if 1.6 * hidden <= ffn <= 1.9 * hidden:
+                    yield hidden, ffn, heads, qkv
+
+
 def fast_candidates(space, predict_ms, limit):
-    """Sec. 4.4: one architecture per depth, by the rule 1.6 d^m <= d^f <= 1.9 d^m and 0.7 d^m <=
-    d^q|k|v <= d^m."""
+    """Sec. 4.4: one architecture per depth."""
     # D11*: "fast" takes, at each depth, the architecture predicted slowest within 95% of the limit.
     # The paper does not say which, and its code draws at random
     candidates = []
+    shapes = list(fast_shapes(space))
     for layers in space["layers"]:
-        archs = []
-        for hidden, (heads, qkv) in product(space["hidden"], space["attention"]):
-            if not 0.7 * hidden <= qkv <= hidden:
-                continue
-            for ffn in space["ffn"]:
-                if 1.6 * hidden <= ffn <= 1.9 * hidden:
-                    archs.append(Arch(layers, hidden, ffn, heads, qkv))
+        archs = [Arch(layers, *shape) for shape in shapes]
         times = predict_ms(archs) if archs else []
         within = [(ms, index) for index, ms in enumerate(times) if ms <= 0.95 * limit]
         if within:
@@ -1078,7 +1081,7 @@ SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from 
 def read_arch(text, source):
     """The Arch of a text or a best.json. Raises UserError that names the source."""
     if text.endswith(".json"):
-        text = read_json(text).get("arch")
+        text = read_json(text, "name a best.json, or write layers-hidden-ffn-heads-qkv").get("arch")
     try:
         return parse_arch(text)
     except (ValueError, TypeError) as error:
@@ -1155,9 +1158,13 @@ def resolve(cfg, command, ranks, source):
             archs[name] = str(read_arch(text, f"--{name} {text}"))
     cfg = dataclasses.replace(cfg, **archs)
     try:
-        search_space(cfg)
+        space = search_space(cfg)
     except ValueError as error:
         raise UserError(str(error)) from None
+    if cfg.strategy == "fast" and command.action in PHASES and not any(fast_shapes(space)):
+        raise UserError(f"--strategy fast: no shape from --smallest {cfg.smallest} to --largest "
+                        f"{cfg.largest} has an ffn of 1.6 to 1.9 times and a qkv of 0.7 to 1 times "
+                        "its hidden width; choose another strategy")
     return cfg
 
 
@@ -1206,7 +1213,7 @@ def load_model(source, fit, data, cfg, ranks):
     vocab_size = data.tokenizer.vocab_size
     model = LanguageModel(source.arch, vocab_size, cfg.dropout, fit, positions)
     loaded = hf_models.load_bert(model, without_padding(source.weights, vocab_size), source.path)
-    if data.train or data.tasks:  # an export prints what it ignores
+    if data.train or data.tasks:  # not in an export, which also writes a head
         if source.settings.get("length"):
             loaded += f"; trained on sequences of {source.settings['length']} tokens"
         print0(ranks, loaded)
@@ -1243,6 +1250,8 @@ def start_model(source, arch, data, cfg, ranks):
     check_heads(data.teacher, model.encoder.arch, cfg)
     if arch in ("", str(model.encoder.arch)):
         return model
+    if read_json(source.path / "config.json").get("action") != "superplm":
+        warnings.warn(f"{source.path}: not a SuperPLM, so its part {arch} was never trained")
     try:
         return extract(model, parse_arch(arch), source.settings.get("variant", "ebl"))
     except ValueError as error:
@@ -1333,6 +1342,8 @@ def recipes():
 
 def tuning(model, task, data, cfg, seed):
     """A TaskModel with a copy of the model's encoder, and its Tuning on the task."""
+    # D24*: a fine-tuning is scored after its last step. The paper does not say, and its code takes
+    # the best evaluation on dev
     seed_everything(seed, "head", task.name)
     tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
     tuned = move(tuned, data.device)
@@ -1623,13 +1634,12 @@ def confirm(history, latency, cfg, run):
     winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
     searched = within_limit([line["arch"] for line in ranked], timed, latency.limit, winners)
     if not ranked:
-        raise UserError(f"{cfg.out}: all candidates diverged; lower --finetune_lr, --restart")
+        raise UserError(f"{cfg.out}: all candidates diverged; lower --finetune_lr{hint_of(cfg)}")
     if not searched:
         fastest = min(timed(line["arch"])["milliseconds"] for line in ranked)
         raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured; the fastest "
-                        f"takes {fastest:.4g} ms; the same command measures again, and with --init "
-                        f"{cfg.init or cfg.out}, a new --out and a larger limit the latencies and "
-                        "the SuperPLM are used again")
+                        f"takes {fastest:.4g} ms; the same command measures again, or choose a "
+                        f"larger limit{hint_of(cfg)}")
     rule = map(str, berts_rule(cfg, latency.predict_ms, latency.limit))
     drawn = [line["arch"] for line in ranked if line["round"] == 0 and cfg.strategy != "fast"]
     finalists = {
@@ -1669,7 +1679,7 @@ def judge_finalists(models, data, cfg, run):
 
 def choose_best(finalists, results, data, cfg):
     """best.json: the best of the searched finalists, and a table of the best of each kind. Raises
-    Diverged if all searched ones diverged."""
+    UserError if all searched ones diverged."""
     # D19: the best winner is chosen by the search's own dev examples, so best.json's score is not
     # an estimate for new ones. The paper does not say how it chooses among three
     table = {}
@@ -1681,7 +1691,7 @@ def choose_best(finalists, results, data, cfg):
             table[kind] |= {**best, **results[best["arch"]], "parameters": count}
     best = table["searched"]
     if best["diverged"]:
-        raise Diverged("all winners")
+        raise UserError(f"{cfg.out}: all winners diverged; lower --lr{hint_of(cfg)}")
     # MLM-saved has none, since it is relative to a uniform guess
     majority = {name: task.majority_baseline for name, task in data.tasks.items() if task}
     return {**best, "baselines": majority, "table": table}
@@ -1757,10 +1767,14 @@ def may_change(cfg):
 
 def hint_of(cfg):
     """What a refusal of other settings adds if a SuperPLM can be used again."""
-    if not any(Path(cfg.out, name).exists() for name in ("superplm", "candidates")):
+    folder = Path(cfg.out)
+    if (folder / "superplm").exists():
+        init = folder
+    elif (folder / "candidates").exists():  # of a search with --init
+        init = read_json(folder / "config.json").get("settings", {}).get("init")
+    else:
         return ""
-    return (f"; with --init {cfg.init or cfg.out} and a new --out, its latencies and its SuperPLM "
-            "are used again")
+    return f"; with --init {init} and a new --out, its latencies and its SuperPLM are used again"
 
 
 def search(cfg, command):

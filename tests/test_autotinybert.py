@@ -319,6 +319,14 @@ def test_fast_rule():
         assert 25.0 < pretended_latency(arch) <= 28.5  # D11
 
 
+def test_fast_without_shapes_is_told_before_anything_is_measured():
+    """No limit would help."""
+    narrow = "--largest 2-96-96-6-96 --smallest 1-96-96-1-48"  # d^f = d^m
+    with pytest.raises(atb.UserError, match="--strategy fast: no shape"):
+        run_here(f"--latency --strategy fast {narrow} --out run")
+    assert not Path("run").exists()
+
+
 def measured(load, monkeypatch, **settings):
     """(cfg, run, Latency) on a machine that is slower by the factor load()."""
     timed = lambda arch, cfg: pretended_latency(arch) * load()  # noqa: E731
@@ -560,7 +568,7 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monke
     rule = atb.parse_arch(best["table"]["BERT's rule"]["arch"])
     assert (rule.qkv, rule.ffn) == (rule.hidden, 4 * rule.hidden)
     assert "--export" in next_command(printed)
-    with pytest.raises(atb.UserError, match="--init .* are used again"):
+    with pytest.raises(atb.UserError, match=f"--init {whole}/superplm and a new --out"):
         run_here(f"--search {flags} --latency_limit {2 * limit} --out run")
     monkeypatch.setattr(atb, "processor", lambda: "abacus")
     run_here(f"--latency {flags} {more} --out other")
@@ -583,6 +591,30 @@ def test_a_search_uses_the_superplm_that_was_trained_from_init(
     assert not call(command, monkeypatch)
     expected = atb.load_file("run/superplm/checkpoint.pt")["owned"]["model"]
     torch.testing.assert_close(searched[0].state_dict(), expected, rtol=0, atol=0)
+
+
+def test_a_part_of_a_fixed_model_is_told(words):
+    model = tiny_model()
+    keep_model(Path("kept"), OWN, replace(TINY, arch=TINY.largest), words, model=model)
+    with pytest.warns(UserWarning, match="not a SuperPLM, so its part 1-8-8-1-6"):
+        run_here("--export exported --init kept --arch 1-8-8-1-6")
+
+
+def test_a_search_in_which_all_diverge_names_a_way_that_keeps_the_superplm(flags):
+    """--restart would delete it."""
+    with pytest.raises(atb.UserError, match="all candidates diverged.*--init run and a new --out"):
+        run_here(f"--search {flags} --finetune_lr 1e30 --out run")
+
+
+def test_winners_that_all_diverged_are_told():
+    result = {"score": -1.0, "scores": {}, "diverged": True}
+    with pytest.raises(atb.UserError, match="all winners diverged; lower --lr"):
+        atb.choose_best({"searched": [{"arch": "1-8-8-1-8"}]}, {"1-8-8-1-8": result}, None, TINY)
+
+
+def test_a_missing_architecture_file_says_what_to_give():
+    with pytest.raises(atb.UserError, match="none.json: no such file; name a best.json"):
+        atb.read_arch("none.json", "--arch")
 
 
 def test_the_front_is_what_no_faster_shape_surpasses():
