@@ -330,7 +330,7 @@ def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
 
 def answer_folder(command, cfg):
     """The folder for the predictions of --predict: --out, or MODEL-predictions/FILE next to the
-    model. UserError if it contains the input file."""
+    model. UserError if it contains the input file, or is the model's own."""
     path = Path(command.value)
     model = Path(cfg.init)
     if model.name in ("", ".."):  # such as "."
@@ -340,6 +340,9 @@ def answer_folder(command, cfg):
         folder = Path(cfg.out)
     if folder.resolve() == path.resolve().parent:
         raise UserError(f"--out {folder}: {path.name} is in it; choose another folder")
+    if folder.resolve() == model.resolve():
+        raise UserError(f"--out {folder}: it has the model and the predictions of its run; choose "
+                        "another folder")
     return folder
 
 
