@@ -99,12 +99,18 @@ def read_table(path):
 
 def csv_lines(path, text):
     """[(line number, cells)] of the text of a .csv file."""
+    csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a text may be a book
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    lines = []
+    number = 1  # of the line where a row begins
     try:
-        return [(reader.line_num, cells) for cells in reader]
+        for cells in reader:
+            lines.append((number, cells))
+            number = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: not CSV ({error}); put texts with commas or "
-                        "quotes into quotes, and double the quotes in them") from None
+        raise UserError(f"{path}:{number}: not CSV ({error}); put texts with commas or quotes "
+                        "into quotes, and double the quotes in them") from None
+    return lines
 
 
 def suspect_separator(path, line):
@@ -118,6 +124,9 @@ def suspect_separator(path, line):
 
 def text_columns(path, header):
     """The names of the columns with texts, one or two."""
+    if "" in header:  # pandas writes its index so
+        raise UserError(f"{path}:1: column {header.index('') + 1} has no name; call it id, which "
+                        "is ignored, or name it as a text, or leave it out")
     columns = [name for name in header if name != LABEL and name.lower() not in IGNORED]
     if len(columns) not in (1, 2):
         raise UserError(f"{path}:1: {len(columns)} columns of texts ({', '.join(columns)}); there "
@@ -134,7 +143,7 @@ def read_examples(path, task, labelled=True):
             raise UserError(f"{path}:1: {header.count(name)} columns are named {name}; the texts "
                             f"of {task.name} are in {', '.join(task.text)}; the columns here are "
                             f"{', '.join(header)}")
-    more = [name for name in header
+    more = [name or "without a name" for name in header
             if name not in (*task.text, LABEL) and name.lower() not in IGNORED]
     if labelled and more:
         raise UserError(f"{path}:1: train has no column {', '.join(more)}; leave it out")

@@ -60,10 +60,13 @@ def test_numbers_with_a_decimal_point_are_a_regression():
     ("text\ttext\tlabel\nA\tB\tgood\nA\tB\tbad\n", "", "2 columns are named text"),
     ("text\tlabel\n", "", "no line follows"),
     ("a\tclass\nA\tgood\n", "", "named label, not one; the columns are a, class"),
+    ("\ttext\tlabel\n0\tA\tgood\n", "", "train.tsv:1: column 1 has no name"),  # of pandas
     ("text;label\nA;good\n", "", "train.tsv:1: one column, 'text;label'; is the separator a semi"),
     ("text,label\nA,good\n", "", "is the separator a comma.*a .tsv file tabs"),
     ("text\tlabel\nA\tgood\nB\tbad\n", "text\tlang\tlabel\nA\tde\tgood\n",
      "dev.tsv:1: train has no column lang"),
+    ("text\tlabel\nA\tgood\nB\tbad\n", "\ttext\tlabel\n0\tA\tgood\n",
+     "dev.tsv:1: train has no column without a name; leave it out"),
     ("text\tlabel\nA\tgood\nB\tbad\n", "words\tlabel\nA\tgood\n",
      "dev.tsv:1: 0 columns are named text.*the columns here are words, label"),
 ])
@@ -92,6 +95,15 @@ def test_files_that_are_missing_or_twice_are_named():
 def test_semicolons_in_a_csv_file_are_suspected():
     name = make("t", "text;label\n\"Good, really\";good\nBad, bad;bad\n")
     with pytest.raises(UserError, match="train.csv:1: one column.*is the separator a semicolon"):
+        folder_task.infer_task(name)
+
+
+def test_a_text_in_csv_may_be_a_book_and_an_open_quote_is_named_where_it_opens():
+    book = "word " * 100_000
+    name = make("books", f'text,label\n"{book}",long\nA,short\n')
+    assert folder_task.read_table(name.files()["train"])[1][0] == (2, [book, "long"])
+    name = make("open", 'text,label\n"A\nB",x\n"C,y\nD,x\nE,y\n')
+    with pytest.raises(UserError, match="train.csv:4: not CSV"):
         folder_task.infer_task(name)
 
 
@@ -132,6 +144,25 @@ def test_predictions_are_next_to_the_model_as_it_was_named(model, folder, tmp_pa
     command = Command("albert", "predict", "my/new.csv")
     expected = folder.format(here=tmp_path)
     assert str(answer_folder(command, SimpleNamespace(init=model))) == expected
+
+
+@pytest.mark.parametrize("out, message", [
+    ("mine", "mine/test.tsv: exists, and is no file of predictions"),
+    ("run/reviews", "--out run/reviews: it has the model"),
+])
+def test_predictions_replace_no_file_of_another_kind(
+        out, message, works, monkeypatch, capsys):
+    make("reviews")
+    write("new.csv", "text\nGood.\n")
+    works(f"albert --finetune reviews --init {{albert}} --out run {FEW}")
+    theirs = write("mine/test.tsv", "text\tlabel\nGood.\tpleased\n")
+    before = theirs.read_text(), Path("run/reviews/dev.tsv").read_text()
+    predict = "albert --predict new.csv --init run/reviews --out"
+    assert call(f"{predict} {out}", monkeypatch) == 2
+    assert message in capsys.readouterr().err
+    assert (theirs.read_text(), Path("run/reviews/dev.tsv").read_text()) == before
+    for _ in range(2):  # its own file may be replaced
+        works(f"{predict} fresh")
 
 
 @pytest.mark.parametrize("predictions, labels, expected", [
