@@ -1216,7 +1216,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
         if task.kind == "span":
             outputs = {split: task.answers(each)._asdict() for split, each in outputs.items()}
         save_file(folder / "predictions.pt",  # for --ensemble
-                  {"examples": seed_of(task.examples["dev"]), **outputs})
+                  {"hashes": example_hashes(task, outputs), **outputs})
         trained = max(source.trained or cfg.positions, task.recipe.length)
         keep_model(folder, run.command, cfg, tokenizer, trained, **{task.name: model})
     return result
@@ -1253,15 +1253,26 @@ def check_ensemble(cfg, command, names):
                     f"{one.description!r} and {other.description!r}; fine-tune both on one file")
 
 
+def example_hashes(task, splits):
+    """{split: a hash of its examples}, to compare the data of an ensemble's members."""
+    return {split: seed_of(task.examples[split]) for split in splits}
+
+
 def ensemble_job(task, cfg, folder):
     """The mean prediction of the runs of --ensemble for a task (Sec. 4.9)."""
     # D16: the user names the members of an ensemble. The paper chooses them by dev scores (Sec.
     # 4.9), but does not say how
     members = []
+    hashes = example_hashes(task, [split for split in task.splits if split != "train"])
     for path in cfg.ensemble:
         predictions = load_file(Path(path) / task.name / "predictions.pt")
-        if predictions["examples"] != seed_of(task.examples["dev"]):
-            raise UserError(f"--ensemble {path}: its predictions on {task.name} are for other data")
+        made_for = predictions.get("hashes", {})
+        differ = [split for split, each in hashes.items()
+                  if split in predictions and made_for.get(split) != each]
+        if differ:
+            raise UserError(
+                f"--ensemble {path}: its predictions on {task.name} are for other data "
+                f"({', '.join(differ)}); give the data that it has read, or fine-tune it again")
         members.append(predictions)
     splits = set(task.splits).intersection(*members)  # a member may lack a test split
     outputs = {split: average_predictions(task.kind, [member[split] for member in members])
@@ -1337,8 +1348,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
             return ensemble_job(task(jobs[job]), cfg, run.folder / "jobs" / job)
         start = source
         if mnli:
-            weights = load_file(mnli / "checkpoint.pt")["owned"]["MNLI"]
-            start = Pretrained(mnli, source.settings, weights, "MNLI", None)
+            start = load_pretrained(dataclasses.replace(cfg, init=str(mnli)), run.command)
         return train_task(start, task(jobs[job]), tokenizer, cfg, run, job)
 
     return run_jobs(run.ranks, run.folder, jobs, work)

@@ -21,7 +21,7 @@ from data import hf_models
 from data.inputs import Data
 from data.order_baseline import first_token_baseline
 from data.text import train_sentencepiece
-from small_runs import ALONE, FakeTokenizer, write
+from small_runs import ALONE, FEW, FakeTokenizer, call, write
 from tests.claims import albert as claims
 
 TINY = albert.Config(vocab_size=60, layers=4, hidden=16, heads=2, ffn=32, embedding=8, dropout=0.0,
@@ -432,6 +432,26 @@ def test_an_ensemble_of_a_model_and_itself_has_its_scores(ready, works):
     one, other = [
         read_json(f"{run}/done.json")["tasks"]["CoLA"]["metrics"] for run in ("again", "mean")]
     assert one == other
+
+
+def test_an_ensemble_refuses_predictions_for_another_test_file(ready, works, monkeypatch, capsys):
+    """Also one of equal length, which would get the predictions for the old texts."""
+    shutil.copytree(ready["glue"], "glue")
+    path = Path("glue/CoLA/test.tsv")
+    text = path.read_text()
+    path.write_text(text[:-5] + "new.\n")
+    command = f"albert --finetune CoLA --ensemble {ready['tuned']} --glue glue"
+    assert call(f"{command} --out no", monkeypatch) == 2
+    assert "CoLA are for other data (test); " in capsys.readouterr().err
+    path.write_text(text)
+    works(f"{command} --out mean")
+
+
+def test_a_task_that_starts_from_mnli_keeps_the_number_of_trained_positions(works):
+    """60 of the model's 64. A later --init copies them to the others (D26)."""
+    works(f"albert --finetune MNLI,RTE --init {{albert}} --glue {{glue}} --out run {FEW} "
+          "--finetune_length 24")
+    assert [read_json(f"run/{task}/config.json")["trained"] for task in ("MNLI", "RTE")] == [60, 60]
 
 
 def test_ensembles_average_probabilities():
