@@ -22,7 +22,7 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Tables 1, 3-5, 8, 12 -> tests/claims/albert.py
 Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and train_step are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
-Differs: There are 30 departures, D1 to D30, where this file differs from the paper or the paper
+Differs: There are 31 departures, D1 to D31, where this file differs from the paper or the paper
          is silent: grep -n '# D[0-9]' albert.py
          A * marks a departure from the official code.
 """
@@ -136,8 +136,8 @@ MASKED = 0.15
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
 SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 HEAD_DROPOUT = 0.1  # before a task's head, Table 14
-FIRST_TOKENS = 200_000  # the most sequences for the first-token baseline
-EVALUATED = 64  # sequences per batch of an evaluation
+BASELINE_SEQUENCES = 200_000  # the most that the first-token baseline learns from
+EVALUATION_BATCH = 64  # sequences per batch of an evaluation
 
 
 def check_shape(cfg):
@@ -254,6 +254,8 @@ class Encoder(nn.Module):
         self.depth = cfg.layers
         self.recompute = cfg.recompute
         self.token_embedding = nn.Embedding(cfg.vocab_size, E)  # V x E, Sec. 3.1
+        # D31: positions and token types are embedded in E dimensions, as in the official code. The
+        # 60M, 225M and 499M parameters of Tables 1 and 12 imply H dimensions
         self.position_embedding = nn.Embedding(cfg.positions, E)
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
@@ -914,13 +916,15 @@ def evaluate_language_model(model, data, cfg, ranks):
     # With the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
+    first = ranks.rank * EVALUATION_BATCH
+    stride = ranks.size * EVALUATION_BATCH
     result = {}
     for name, objective in {"mlm": "none", "nsp": "nsp", "sop": "sop"}.items():
         loss = 0
         correct = 0
         labelled = 0
-        for number in range(ranks.rank * EVALUATED, cfg.dev_examples, ranks.size * EVALUATED):
-            segments = cut_segments(data.dev, cfg, objective, number, EVALUATED)
+        for number in range(first, cfg.dev_examples, stride):
+            segments = cut_segments(data.dev, cfg, objective, number, EVALUATION_BATCH)
             batch = language_batch(
                 segments, data.tokenizer, cfg, objective, number, ranks.device)
             with autocast(cfg.dtype, ranks.device):
@@ -991,8 +995,8 @@ def pretrain_language_model(source, data, cfg, run):
     result = evaluate_language_model(model, data, cfg, run.ranks)
     baselines = {"mlm_accuracy": data.dev.commonest()}
     if cfg.objective != "none":
-        trained = min(cfg.steps * cfg.batch, FIRST_TOKENS)
-        evaluated = math.ceil(cfg.dev_examples / EVALUATED) * EVALUATED
+        trained = min(cfg.steps * cfg.batch, BASELINE_SEQUENCES)
+        evaluated = math.ceil(cfg.dev_examples / EVALUATION_BATCH) * EVALUATION_BATCH
         baselines |= first_token_baseline(
             data.train, data.dev, trained, evaluated, cfg.length - 3, SHORT, cfg.vocab_size)
     return {**result, "baselines": baselines}
