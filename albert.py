@@ -1068,7 +1068,21 @@ def resolve(cfg, command, ranks, source):
     except ValueError as error:
         raise UserError(f"{cfg.init or 'the model'}: {error}") from None
     check_length(cfg, command)
+    if source:
+        check_weights(cfg, source)
     return cfg
+
+
+def check_weights(cfg, source):
+    """UserError if the encoder of a Pretrained lacks weights, or has others."""
+    with torch.device("meta"):
+        encoder = Encoder(cfg)
+    names = {f"encoder.{name}" for name in encoder.state_dict()}
+    faults = sorted(names ^ {name for name in source.weights if name.startswith("encoder.")})
+    if faults:
+        raise UserError(
+            f"{source.path}: {len(faults)} of its weights are missing or unexpected, such as "
+            f"{faults[0]}; --layers may only differ if the layers share all weights")
 
 
 def check_length(cfg, command):
@@ -1096,17 +1110,12 @@ def resolve_data(cfg, source, tokenizer):
 
 
 def start_from(model, source, task=""):
-    """Copy the weights of a Pretrained into a model. Returns a line about it. UserError if the
-    encoder does not fit. The head is loaded if it is this task's and fits."""
+    """Copy the weights of a Pretrained into a model. Returns a line about it. UserError if a size
+    of the encoder differs. The head is loaded if it is this task's and fits."""
     weights = source.weights
     if source.task not in ("", task):
         weights = {name: value for name, value in weights.items()
                    if not name.startswith(HEADS)}
-    faults = [name for name in model.state_dict().keys() ^ weights.keys()
-              if name.startswith("encoder.")]
-    if faults:
-        raise UserError(f"{source.path}: its weights do not fit this model; missing or "
-                        f"unexpected: {', '.join(sorted(faults))}")
     return load_weights(model, weights, source.path, HEADS)
 
 

@@ -21,7 +21,7 @@ from data import hf_models
 from data.inputs import Data
 from data.order_baseline import first_token_baseline
 from data.text import train_sentencepiece
-from small_runs import ALONE, FEW, FakeTokenizer, call, write
+from small_runs import ALONE, FEW, TRAINED, FakeTokenizer, call, write
 from tests.claims import albert as claims
 
 TINY = albert.Config(vocab_size=60, layers=4, hidden=16, heads=2, ffn=32, embedding=8, dropout=0.0,
@@ -418,6 +418,18 @@ def test_depth_warm_start_loads_everything(ready):
     assert model.encoder.depth == 4
     assert all(torch.equal(value, source.weights[name])
                for name, value in model.state_dict().items())
+
+
+def test_a_depth_warm_start_without_shared_weights_costs_no_run(works, monkeypatch, capsys):
+    """It is refused before --restart deletes the run in the folder."""
+    works(f"{TRAINED['albert']} --share none --groups 1 --out unshared")
+    works(f"{TRAINED['albert']} --out run")
+    command = "albert --pretrain --init unshared --layers 2 --length 60 --out run --restart"
+    assert call(command, monkeypatch) == 2
+    line, = [line for line in capsys.readouterr().err.split("\n") if "error: " in line]
+    assert "of its weights are missing or unexpected" in line and "--layers" in line
+    assert len(line) < 300
+    assert Path("run/done.json").exists()
 
 
 # --- fine-tuning ---------------------------------------------------------------------------------
