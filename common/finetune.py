@@ -380,10 +380,14 @@ def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
     return results + share(late, best) if late else results
 
 
-def summarise(folder, results):
+def summarise(folder, results, means):
     """The summary of run_jobs' results: {"tasks": {task: the median job's entries, median, mean,
-    sd, n, diverged}, "average": ...}. Copies the median job's folder to folder/TASK. Includes the
-    scores of diverged jobs."""
+    sd, n, diverged}, "means": {name: mean}}. Copies the median job's folder to folder/TASK.
+    Includes the scores of diverged jobs.
+
+    means: {name: its numbers}. A number is a task's main score ("RTE"), one of its metrics
+    ("SQuAD1.1 f1"), or a tuple of numbers, for their mean. A mean without all of its numbers is
+    left out."""
     folder = Path(folder)
     tasks = {}
     for name in dict.fromkeys(result["task"] for result in results):
@@ -399,10 +403,19 @@ def summarise(folder, results):
             "diverged": sum(bool(run["diverged"]) for run in runs),
         }
         shutil.copytree(folder / "jobs" / median["job"], folder / name, dirs_exist_ok=True)
-    scores = {name: main_score(entry) for name, entry in tasks.items()}
-    if "MNLI" in tasks:
-        scores["MNLI-mm"] = tasks["MNLI"]["metrics"].get("dev_mismatched accuracy", -1.0)
-    return {"tasks": tasks, "average": glue.paper_average(scores)}
+    numbers = {name: main_score(entry) for name, entry in tasks.items()}
+    for name, entry in tasks.items():
+        numbers |= {f"{name} {metric}": value for metric, value in entry["metrics"].items()}
+    computed = {name: mean_of(numbers, names) for name, names in means.items()}
+    computed = {name: mean for name, mean in computed.items() if not math.isnan(mean)}
+    return {"tasks": tasks, "means": computed}
+
+
+def mean_of(numbers, name):
+    """The number of a name, or the mean of a tuple of names. NaN if one is missing."""
+    if isinstance(name, tuple):
+        return statistics.mean(mean_of(numbers, part) for part in name)
+    return numbers.get(name, math.nan)
 
 
 def main_score(result):
@@ -428,9 +441,9 @@ def percent(scores):
     return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
 
 
-def print_summary(run, cfg, nine=""):
-    """Print the scores of a finished fine-tuning in percent, next to the majority baseline. nine:
-    the name of AutoBERT-Zero's mean of nine numbers."""
+def print_summary(run, cfg):
+    """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and
+    their means."""
     result = run.finished()
     kept = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
     for name, entry in result["tasks"].items():
@@ -461,5 +474,5 @@ def print_summary(run, cfg, nine=""):
             run.print_result(cfg, name)
     if kept:
         print0(run.ranks, "--predict takes a file of your own in this format; it needs no labels")
-    if nine and result["average"] is not None:
-        print0(run.ranks, f"{nine}: {100 * result['average']:.2f}")
+    if result["means"]:
+        print0(run.ranks, percent(result["means"]))

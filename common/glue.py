@@ -65,8 +65,6 @@ MNLI_FILES = {
     "test": "test_matched",
     "test_diagnostic": "../diagnostic/diagnostic",  # AX, for the leaderboard
 }
-# AutoBERT-Zero, Appendix C
-PAPER_AVERAGE = ("CoLA", "MRPC", "MNLI", "MNLI-mm", "STS-B", "RTE", "QQP", "QNLI", "SST-2")
 
 
 # texts: one or two sentences. label: class number or score, None in test
@@ -250,13 +248,6 @@ def score(task, outputs, labels):
     """{metric: value} of the official metrics, as fractions. outputs: as in predictions_of."""
     predictions = predictions_of(task, outputs)
     return {name: getattr(metrics, name)(predictions, labels) for name in task.metrics}
-
-
-def paper_average(results):
-    """The mean of the nine main numbers of AutoBERT-Zero's Appendix C (no WNLI), or None if one is
-    missing. results: {task: its main score}, with MNLI mismatched as "MNLI-mm"."""
-    if {*PAPER_AVERAGE} <= results.keys():
-        return float(np.mean([results[name] for name in PAPER_AVERAGE]))
 
 
 def write_submission(folder, task, outputs, split):

@@ -1,4 +1,5 @@
-"""common/finetune.py: tasks, training, jobs, medians."""
+"""common/finetune.py: tasks, training, jobs, medians, means."""
+import importlib
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,7 +147,7 @@ def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
         "n": 1,
         "diverged": 0,
     }
-    result = {"tasks": {"reviews": entry}, "average": None}
+    result = {"tasks": {"reviews": entry}, "means": {}}
     run = SimpleNamespace(
         ranks=ALONE, folder=Path(), finished=lambda: result, print_result=lambda *words: None)
     finetune.print_summary(run, Config())
@@ -175,7 +176,7 @@ def test_mnli_comes_first_and_small_tasks_start_from_its_best_job():
 def test_the_median_job_stands_for_a_task():
     Path("jobs/0.6").mkdir(parents=True)  # the lower one of two in the middle
     results = [job(str(score), "RTE", score) for score in (0.7, 0.6, 0.1, 0.7)]
-    entry = summarise(Path(), results)["tasks"]["RTE"]
+    entry = summarise(Path(), results, {})["tasks"]["RTE"]
     expected = {
         "median": 0.6,
         "diverged": 1,
@@ -184,3 +185,28 @@ def test_the_median_job_stands_for_a_task():
     }
     assert {name: entry[name] for name in expected} == pytest.approx(expected, abs=1e-4)
     assert Path("RTE").is_dir()
+
+
+@pytest.mark.parametrize("program, row, means", [
+    ("autobert_zero", "CoLA 64.5, MRPC 93.3, MNLI 85.5, MNLI dev_mismatched accuracy 85.3, "
+     "STS-B 90.8, RTE 81.9, QQP 88.9, QNLI 92.0, SST-2 94.2", {"AVG": 86.3}),  # Table 2
+    ("autotinybert", "SQuAD1.1 83.3, SST-2 89.4, MNLI 79.4, MRPC 85.5, CoLA 42.4, QNLI 87.3, "
+     "QQP 88.8, STS-B 87.5, RTE 66.3", {"Score": 78.3, "Avg.": 78.9}),  # S1 in Table 1
+    ("albert", "SQuAD1.1 f1 89.3, SQuAD1.1 exact 82.3, SQuAD2.0 f1 80.0, SQuAD2.0 exact 77.1, "
+     "MNLI 81.6, SST-2 90.3, RACE 64.0", {"Avg": 80.1}),  # base in Table 2
+])
+def test_means_of_the_papers(program, row, means):
+    numbers = {}
+    for part in row.split(", "):
+        name, value = part.rsplit(" ", 1)
+        numbers[name] = float(value)
+    names = importlib.import_module(program).MEANS
+    computed = {name: finetune.mean_of(numbers, names[name]) for name in names}
+    assert computed == pytest.approx(means, abs=0.05)
+
+
+def test_a_mean_without_all_of_its_numbers_is_left_out():
+    Path("jobs/0.6").mkdir(parents=True)
+    means = {"one": ("RTE",), "metric": ("RTE main", "RTE"), "two": ("RTE", ("CoLA", "RTE"))}
+    result = summarise(Path(), [job("0.6", "RTE", 0.6)], means)
+    assert result["means"] == pytest.approx({"one": 0.6, "metric": 0.6})

@@ -1,4 +1,4 @@
-"""GLUE: files of every layout, batches, the paper's average and leaderboard files."""
+"""GLUE: files of every layout, batches and leaderboard files."""
 import random
 from types import SimpleNamespace
 
@@ -141,22 +141,6 @@ def test_batches_have_every_example_once_in_an_order_of_seed_and_epoch():
 
 
 # Scores
-
-
-def test_the_average_of_the_paper():
-    scores = {
-        "CoLA": 0.1,
-        "SST-2": 0.2,
-        "MRPC": 0.3,
-        "STS-B": 0.4,
-        "QQP": 0.5,
-        "MNLI": 0.6,
-        "MNLI-mm": 0.7,
-        "QNLI": 0.8,
-        "RTE": 0.9,
-        "WNLI": 1.0,
-    }
-    assert glue.paper_average(scores) == pytest.approx(0.5)  # all but WNLI
 
 
 @pytest.mark.parametrize("task, split, outputs, name, lines", [
