@@ -678,10 +678,6 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
         predict, print_summary, run_jobs, summarise, write_outputs)
     from common.folder_task import read_spec
     from data import hf_models
-    # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and no token
-    # has a digit before a comma (data/text.py)
-    # D24*: the lines of a document are joined and split into sentences, and a document ends after
-    # 100,000 characters (data/text.py)
     from data.inputs import (
         find_inputs, open_corpus, open_tokenizer, pick, print_after_training, print_near_baseline)
     from data.order_baseline import first_token_baseline
@@ -954,6 +950,10 @@ def pretrain(cfg, command):
         run = RunFolder(cfg, command, ranks, reads=inputs.files)
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
+            # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and
+            # no token has a digit before a comma (data/text.py)
+            # D24*: the lines of a document are joined and split into sentences, and a document ends
+            # after 100,000 characters (data/text.py)
             data = open_corpus(
                 ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
                 held_out=cfg.held_out, init=cfg.init, given=command.given)
