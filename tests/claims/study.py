@@ -213,10 +213,12 @@ def ask(one, options):
             print(f"{claim.name}: {verdict([measured], claim.least)}: {show(label, measured)}")
     git = subprocess.run(
         ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
+    # folders of this machine mean nothing elsewhere
+    words = [re.sub(r"^/.*/", "path/to/", word) for word in options.argv]
     record = {
         "intervals": intervals,
         **result,
-        "command": f"python -m tests.claims.{options.paper} {' '.join(options.argv)}",
+        "command": f"python -m tests.claims.{options.paper} {' '.join(words)}",
         "commit": git.stdout.strip(),
         "hardware": processor(),
         "torch": torch.__version__,
