@@ -55,6 +55,7 @@ MIXTURE = (
     slow("autotinybert distillation", TINY),
     slow("autotinybert latency", ""),
     slow("albert order", ALBERT),
+    slow("albert order_days", ALBERT),
     slow("albert sharing", ALBERT),
     slow("albert dropout", ALBERT),
     slow("mformer mixture", MIXTURE),
