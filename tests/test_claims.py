@@ -56,6 +56,7 @@ MIXTURE = (
     slow("autotinybert latency", ""),
     slow("albert order", ALBERT),
     slow("albert order_days", ALBERT),
+    slow("albert order_novels", ALBERT),
     slow("albert sharing", ALBERT),
     slow("albert dropout", ALBERT),
     slow("mformer mixture", MIXTURE),

@@ -21,7 +21,8 @@ where a rank correlation is judged):
 - **open**: an interval contains both, or fewer than three seeds were run.
 
 The number before an interval is the first value minus the second. A verdict holds for the size
-below the table, which is never the paper's. Each command belongs to the commit next to it.
+below the table. Counts, latencies and speed-ups are of networks of the papers' sizes; all trained
+networks are smaller. Each command belongs to the commit next to it.
 """
 UNDECIDED = """\
 ## Not decided
