@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from albert import Config, Encoder, Lamb, LanguageModel, count_parameters, mask_tokens, sentence_pairs
+from albert import (
+    Config, Encoder, Lamb, LanguageModel, count_parameters, mask_tokens, sentence_pairs)
 
 # Sentence order and masked words on texts where the letters of the second sentence follow the
 # first's. A tokenizer is anything with these names. Here each token is a letter, and a word.
