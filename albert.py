@@ -1406,9 +1406,13 @@ ACTIONS = {
     "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
 }
 UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
-    "pretrain": dict.fromkeys(("glue", "squad", "race", "train_examples", "fine-tuning"), ""),
+    "pretrain": dict.fromkeys((  # --recipe is kept for later fine-tunings
+        "glue", "squad", "race", "train_examples", "finetune_epochs", "finetune_batch",
+        "finetune_lr", "finetune_warmup", "finetune_length", "finetune_dropout", "runs",
+        "eval_every", "ensemble"), ""),
     "finetune": {
-        **dict.fromkeys(("compile", "corpus", "held_out", "dropout_steps", "pre-training"), ""),
+        **dict.fromkeys(("compile", "corpus", "held_out", "dropout_steps", "objective",
+                         "save_every", "dev_examples"), ""),
         "steps": "finetune_epochs",
         "batch": "finetune_batch",
         "lr": "finetune_lr",

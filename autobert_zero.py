@@ -2144,8 +2144,7 @@ def finetune_tasks(names, source, tokenizer, cfg, run):
         settings = dataclasses.replace(cfg, seed=cfg.seed + number)
         start = source
         if mnli:
-            weights = load_file(mnli / "checkpoint.pt")["owned"]["model"]
-            start = Pretrained(mnli, {}, weights, cfg.arch, task(name).recipe.length)
+            start = load_pretrained(dataclasses.replace(cfg, init=str(mnli)), run.command)
         return train_task(start, task(name), tokenizer, settings, run, job)
 
     return run_jobs(run.ranks, run.folder, jobs, work)

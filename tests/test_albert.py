@@ -459,13 +459,6 @@ def test_an_ensemble_refuses_predictions_for_another_test_file(ready, works, mon
     works(f"{command} --out mean")
 
 
-def test_a_task_that_starts_from_mnli_keeps_the_number_of_trained_positions(works):
-    """60 of the model's 64. A later --init copies them to the others (D26)."""
-    works(f"albert --finetune MNLI,RTE --init {{albert}} --glue {{glue}} --out run {FEW} "
-          "--finetune_length 24")
-    assert [read_json(f"run/{task}/config.json")["trained"] for task in ("MNLI", "RTE")] == [60, 60]
-
-
 def test_ensembles_average_probabilities():
     members = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()
     mean = albert.average_predictions("class", [*members])

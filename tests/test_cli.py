@@ -140,6 +140,8 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
     ("autotinybert --further_train --arch 1-8-8-1-8 --speedup 2", "--speedup: --further_train"),
     ("autotinybert --latency --population 9", ""),  # a setting of the run folder
     ("albert --finetune CoLA --init x --objective sop", "--objective: --finetune does not"),
+    ("albert --finetune CoLA --init x --weight_decay 0", ""),
+    ("albert --pretrain --recipe v2", ""),  # kept for later fine-tunings
     ("mformer --train --arch mformer --beam 2 --task wmt14", "--beam: --train does not read it"),
 ])
 def test_a_flag_that_the_action_does_not_read_is_told(command, told, monkeypatch):

@@ -83,6 +83,15 @@ def test_rte_starts_from_mnlis_model(file, ready, works, monkeypatch):
     assert started == [file.__name__, "MNLI-0"]
 
 
+@pytest.mark.parametrize("program, trained", [("albert", 60), ("autobert_zero", 64)])
+def test_a_task_that_starts_from_mnli_keeps_the_number_of_trained_positions(
+        program, trained, ready, works):
+    """Else a later --init with longer inputs would overwrite trained positions."""
+    works(tuning("MNLI,RTE", program) + " --finetune_length 24 --out run", here=ready["glue"])
+    kept = [read_json(f"run/{task}/config.json")["trained"] for task in ("MNLI", "RTE")]
+    assert kept == [trained, trained]
+
+
 @pytest.mark.parametrize("program, trained, longer", [
     ("albert", 60, 64), ("autobert_zero", 64, 80)])
 def test_inputs_longer_than_in_training_start_from_copies_of_trained_positions(
