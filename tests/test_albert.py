@@ -21,7 +21,7 @@ from data import hf_models
 from data.inputs import Data
 from data.order_baseline import first_token_baseline
 from data.text import train_sentencepiece
-from small_runs import ALONE, FEW, TRAINED, FakeTokenizer, call, write
+from small_runs import ALONE, TRAINED, FakeTokenizer, call, write
 from tests.claims import albert as claims
 
 TINY = albert.Config(vocab_size=60, layers=4, hidden=16, heads=2, ffn=32, embedding=8, dropout=0.0,
