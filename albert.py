@@ -42,6 +42,24 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.flop_counter import FlopCounterMode
 
+if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this file has no commands
+    from common import cli, squad
+    from common.cli import UserError
+    from common.files import existing, load_file, read_json, save_file
+    from common.finetune import (
+        Method, Recipe, Tuning, finetune_tasks, open_task, parse_tasks, predict_file,
+        print_summary, summarise, write_outputs)
+    from common.folder_task import read_spec
+    from common.launch import (
+        autocast, fit_accumulate, generator_of, launch, layer_activations, micro_batch_numbers,
+        move, no_sync_until, on_main, prepare_model, print0, print_device_use, reduce_mean,
+        seed_everything, seed_of, send, total_over, training_cost)
+    from common.run import Loop, Run, load_weights, read_run, set_rate, settings_from
+    from data import hf_models
+    from data.inputs import open_data, open_tokenizer, print_after_training, print_near_baseline
+    from data.order_baseline import first_token_baseline
+    from data.race import RaceTask
+
 # B batch, T tokens, E embedding, H hidden, N heads, D head dim, V vocab, M masked positions,
 # L layers, K beams, C choices
 
@@ -54,26 +72,26 @@ class Config:
     override presets, and presets override defaults. The defaults are the preset base. The command
     line starts from the preset demo."""
     preset: str = "base"  # demo | base | large | xlarge | xxlarge | bert-base | bert-large
-    out: str = ""  # run folder. Default: runs/albert-ACTION-PRESET
-    restart: bool = False  # delete the run in the run folder and start again
     seed: int = 0  # random seed
-    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
-    compile: bool = False  # torch.compile the model of --pretrain
     accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
-    recompute: bool = False  # activation recomputation: store only the inputs of layers
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
-    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     init: str = ""  # run folder, a task's folder in one, or Hugging Face folder to start from
-    # data, by default the demo data
-    corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
-    glue: str = ""  # folder of the GLUE tasks, official layout
-    squad: str = ""  # folder of train- and dev-v1.1.json, train- and dev-v2.0.json
-    race: str = ""  # folder with train, dev, test / middle, high
     tokenizer: str = ""  # spiece.model or vocab.txt. Default: --init's, else trained on the corpus
+    weight_decay: float = 0.01  # not for biases and LayerNorms (official code)
+    # execution: may differ when a run continues
+    out: str = ""  # run folder. Default: runs/albert-ACTION-PRESET
+    restart: bool = False  # rename the run in the run folder and start again
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
+    compile: bool = False  # torch.compile the model of --pretrain
+    recompute: bool = False  # activation recomputation: store only the inputs of layers
+    save_every: int = 1000  # steps between checkpoints and evaluations [>= 1]
+    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
+    cache: str = ""  # folder of vocabularies and token files. Default: data/cache
+    # text, by default the demo data
+    corpus: tuple[str, ...] = ()  # text files or folders to pre-train on
     vocab_size: int = 30000  # subwords, Sec. 4.1 [>= 1]
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
-    train_examples: int = 0  # training examples of each task (0: all)
     # model (with --init, the shape of that model)
     layers: int = 12  # L, Table 1. More than in --init: a depth warm start, Table 11 [1, 1000]
     hidden: int = 768  # H [>= 1]
@@ -86,20 +104,24 @@ class Config:
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: tanh form, ALBERT's
     positions: int = 512  # longest input [>= 1]
     init_std: float = 0.02  # of new weights. 0.1 for H = 64 (0, 1)
-    dropout: float = 0.1  # hidden and attention, --pretrain. 0 in long runs (Sec. 4.8), v2 [0, 1)
-    dropout_steps: int = 0  # steps after which dropout is removed (Sec. 4.8, Fig. 2b). 0: never
+    # recipe, kept by --pretrain for fine-tunings
+    recipe: Literal["table14", "v2", "demo"] = "table14"  # default: as --init's model
     # pre-training
+    dropout: float = 0.1  # hidden and attention. 0 in long runs (Sec. 4.8), v2 [0, 1)
+    dropout_steps: int = 0  # steps after which dropout is removed (Sec. 4.8, Fig. 2b). 0: never
     objective: Literal["sop", "nsp", "none"] = "sop"  # next to masked words, Table 5
     length: int = 512  # tokens per sequence, special ones included, Sec. 4.1 [>= 8]
     steps: int = 125000  # Sec. 4.1 [>= 1]
     batch: int = 4096  # sequences per step, Sec. 4.1 [>= 1]
     lr: float = 1.76e-3  # peak learning rate for a batch of 4,096, Sec. 4.1 (D19) [> 0]
     warmup: float = 0.025  # fraction of the steps: 3,125 of 125,000 (official code) [0, 1)
-    weight_decay: float = 0.01  # not for biases and LayerNorms (official code). Also in --finetune
-    save_every: int = 1000  # steps between checkpoints and evaluations [>= 1]
     dev_examples: int = 1024  # held-out sequences of an evaluation, rounded up to 64s [>= 1]
+    # tasks, by default the demo data
+    glue: str = ""  # folder of the GLUE tasks, official layout
+    squad: str = ""  # folder of train- and dev-v1.1.json, train- and dev-v2.0.json
+    race: str = ""  # folder with train, dev, test / middle, high
+    train_examples: int = 0  # training examples of each task (0: all)
     # fine-tuning, by default as in the recipe
-    recipe: Literal["table14", "v2", "demo"] = "table14"  # default: as --init's model
     finetune_epochs: float | None = None  # passes over the examples, not Table 14's steps [> 0]
     finetune_batch: int | None = None  # examples per step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
@@ -113,11 +135,6 @@ class Config:
 
 LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
-    "demo": dict(  # minutes on two cores. lr: 4.4e-3 for batch 32
-        vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60,
-        positions=128, init_std=0.1, dropout=0.0,
-        length=64, steps=10000, batch=32, lr=0.05, warmup=0.1,
-        recipe="demo", eval_every=200),
     "base": dict(),
     "large": LARGE,
     # D12*: xlarge has H / 64 = 32 heads (Sec. 3.1). The released one has 16
@@ -127,17 +144,7 @@ PRESETS = {
     "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384),
     "bert-base": dict(embedding=0, share="none"),
     "bert-large": dict(LARGE, embedding=0, share="none"),
-    "dry_run": dict(steps=2, dev_examples=32, train_examples=64, runs=1),
 }
-MODELS = "init", "tokenizer", "ensemble"  # flags that name models
-CLIP = 1.0  # largest gradient norm (official code)
-# D3*: 15% of the tokens are predicted, 77 of 512. The official code has at most 20
-MASKED = 0.15
-NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
-SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
-HEAD_DROPOUT = 0.1  # before a task's head, Table 14
-BASELINE_SEQUENCES = 200_000  # the most that the first-token baseline learns from
-EVALUATION_BATCH = 64  # sequences per batch of an evaluation
 
 
 def check_shape(cfg):
@@ -348,6 +355,9 @@ class LanguageModel(nn.Module):
 # there is no padding, and more. SQuAD's p_mask (B, T) is True where no answer can start or end.
 
 
+HEAD_DROPOUT = 0.1  # before a task's head, Table 14
+
+
 class Classifier(nn.Module):
     """Encoder, pooler, dropout and a linear head: logits (B, outputs). One output is a
     regression."""
@@ -551,6 +561,11 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     return ids, token_type_ids, lengths, labels
 
 
+NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
+# D3*: 15% of the tokens are predicted, 77 of 512. The official code has at most 20
+MASKED = 0.15
+
+
 def ngram_lengths(shape, generator):
     """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..NGRAM (Sec. 4.1)."""
     weights = 1 / torch.arange(1, NGRAM + 1)
@@ -663,25 +678,8 @@ def summed_loss(logits, labels):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
-    from common import cli, squad
-    from common.cli import Stop, UserError
-    from common.files import existing, load_file, read_json, save_file
-    from common.run import Checkpoint, RunFolder, keep_model, load_weights, read_run, settings_from
-    from common.distributed import (
-        Means, Pace, autocast, fit_accumulate, generator_of, launch, layer_activations,
-        micro_batch_numbers, move, no_sync_until, on_main, prefetch, prepare_model, print0,
-        print_device_use, progress, reduce_mean, seed_everything, seed_of, send, set_rate, show,
-        total_over, training_cost)
-    from common.finetune import (
-        Recipe, Tuning, answer_file, data_flags, finetune_job, open_file, open_task, parse_tasks,
-        predict, print_summary, run_jobs, summarise, write_outputs)
-    from common.folder_task import read_spec
-    from data import hf_models
-    from data.inputs import (
-        find_inputs, open_corpus, open_tokenizer, pick, print_after_training, print_near_baseline)
-    from data.order_baseline import first_token_baseline
-    from data.race import RaceTask
+CLIP = 1.0  # largest gradient norm (official code)
+EVALUATION_BATCH = 64  # sequences per batch of an evaluation
 
 
 class Lamb(torch.optim.Optimizer):
@@ -746,6 +744,9 @@ def learning_rate(step, cfg):
     # paper has only batches of 4,096
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)
     return peak * schedule(step, cfg.steps, cfg.warmup)
+
+
+SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 
 
 def cut_segments(corpus, cfg, objective, number, size):
@@ -821,7 +822,8 @@ def summed_losses(network, batch, cfg):
 
 def train_step(step, network, optimizer, batches, cfg, ranks):
     """One step on this process's micro-batches. Returns {name: tensor ()}. Their means over the
-    processes are both losses, the fraction of sequences with an order and the gradient norm."""
+    processes are the loss, its two parts, the fraction of sequences with an order and the gradient
+    norm."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
     losses = torch.zeros_like(totals)
@@ -838,7 +840,13 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
     optimizer.zero_grad()
     # totals[1] is all sequences / processes, so the mean over the processes is the overall fraction
     ordered = sum((batch["order_labels"] != -100).sum() for batch in batches) / totals[1]
-    return {"mlm_loss": losses[0], "order_loss": losses[1], "ordered": ordered, "norm": norm}
+    return {
+        "loss": losses.sum(),
+        "mlm_loss": losses[0],
+        "order_loss": losses[1],
+        "ordered": ordered,
+        "norm": norm,
+    }
 
 
 def remove_dropout(model):
@@ -849,56 +857,24 @@ def remove_dropout(model):
     torch.compiler.reset()  # compiled code with activation recomputation fails otherwise
 
 
-def logged(means):
-    """Means as logged: the order loss is the mean over sequences with an order, or None."""
-    loss = means["mlm_loss"] + means["order_loss"]
-    ordered = means["ordered"]
-    order_loss = means["order_loss"] / ordered if ordered else None
-    return {"loss": loss, **means, "order_loss": order_loss}
-
-
 def train_language_model(model, data, cfg, run):
-    """Pre-train on data, a data.inputs.Data, from the newest checkpoint. Raises Diverged, and Stop
-    after SIGTERM. The host waits for a GPU only to log, evaluate and save."""
+    """Pre-train on data, a data.inputs.Data, from the checkpoint. Raises Diverged, and Stop after
+    SIGTERM."""
     ranks = run.ranks
     optimizer = Lamb(model.parameters(), lr=0.0, weight_decay=cfg.weight_decay)  # set in each step
-    checkpoint = Checkpoint(
-        run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
-    begin = checkpoint.restore().get("step", 0)
+    loop = Loop(run, "pretrain", cfg, model=model, optimizer=optimizer)
     network = prepare_model(model, ranks, cfg.compile)
-    pace = Pace(ranks, cfg.steps, cfg.save_every)
-    means = Means(ranks)
-    speed = None
-    bar = progress(ranks, cfg.steps, "pretrain", begin)
-    made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
-    for step, batches in enumerate(made, begin):
-        model.train()
-        if cfg.dropout_steps and step == max(begin, cfg.dropout_steps):
+    for step, batches in loop(training_batches(data, cfg, ranks, loop.begin)):
+        if cfg.dropout_steps and step == max(loop.begin, cfg.dropout_steps):
             remove_dropout(model)
         rate = learning_rate(step, cfg)
         set_rate(optimizer, rate)
+        model.train()
         numbers = train_step(step, network, optimizer, batches, cfg, ranks)
-        means.add(numbers, tokens=sum(batch["ids"].numel() for batch in batches))
-        bar.update()
-
-        done = step + 1
-        stop, save, log = pace(done)
-        dev = {}
-        if pace.planned(done) and done < cfg.steps:
-            # evaluates before saving, since a resumed run repeats it
-            dev = evaluate_language_model(model, data, cfg, ranks)
-        if log:
-            values = logged(means.take(done))
-            speed = values["tokens_per_second"]
-            run.log("pretrain", done, lr=rate, dev=dev, **values)
-            show(bar, loss=values["loss"], tok_s=speed)
-        if save:
-            checkpoint.save(step=done)
-        if stop:
-            raise Stop
-    bar.close()
+        dev = evaluate_language_model(model, data, cfg, ranks) if loop.evaluates(step) else {}
+        loop.after(step, numbers, batches, dev, lr=rate)
     if cfg.dry_run:
-        print_device_use(ranks, speed, flops(cfg) / cfg.length)
+        print_device_use(ranks, loop.speed, flops(cfg) / cfg.length)
 
 
 @torch.no_grad()
@@ -940,217 +916,7 @@ def evaluate_language_model(model, data, cfg, ranks):
     return result
 
 
-def pretrain(cfg, command):
-    """Pre-train (Sec. 4.1)."""
-    with launch(cfg.device, cfg.dtype) as ranks:
-        source = load_pretrained(cfg, command)
-        cfg = resolve(cfg, command, ranks, source)
-        inputs = find_inputs(
-            ranks, command.action, {"corpus": cfg.corpus}, pick(cfg, MODELS))
-        run = RunFolder(cfg, command, ranks, reads=inputs.files)
-        cfg = dataclasses.replace(cfg, **inputs.flags)
-        if not run.finished():
-            # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and
-            # no token has a digit before a comma (data/text.py)
-            # D24*: the lines of a document are joined and split into sentences, and a document ends
-            # after 100,000 characters (data/text.py)
-            data = open_corpus(
-                ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
-                held_out=cfg.held_out, init=cfg.init, given=command.given)
-            cfg = resolve_data(cfg, source, data.tokenizer)
-            before = (source.trained or cfg.positions) if source else 0
-            run.save_settings(cfg, trained=max(before, cfg.length))
-            run.finish(pretrain_language_model(source, data, cfg, run))
-        print_scores(ranks, run.finished(), cfg)
-        print_after_training(run, cfg, "checkpoint.pt")
-
-
-def print_scores(ranks, result, cfg):
-    """Print the result of pretrain_language_model."""
-    print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
-    for name, baseline in result["baselines"].items():
-        task = name.removesuffix("_accuracy")
-        kind = "majority" if task == "mlm" else "first-token"
-        if result[name] is not None:
-            print0(ranks, f"{task} accuracy {result[name]:.1%} of {result[f'{task}_labels']} "
-                          f"({kind} baseline {baseline:.1%})")
-    trained = {name: baseline for name, baseline in result["baselines"].items()
-               if name in ("mlm_accuracy", f"{cfg.objective}_accuracy")}
-    print_near_baseline(ranks, result, trained)
-
-
-def pretrain_language_model(source, data, cfg, run):
-    """Build, train and evaluate the model. Returns its scores and their baselines."""
-    check_pairs(data, cfg)
-    seed_everything(cfg.seed, "pretrain", "weights")
-    model = LanguageModel(cfg)
-    order_head = nn.ModuleList([model.pooler, model.order])
-    order_head.requires_grad_(cfg.objective != "none")  # D5
-    start = "from scratch"
-    if source:
-        start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
-    print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
-    model.to(run.ranks.device)
-    train_language_model(model, data, cfg, run)
-    result = evaluate_language_model(model, data, cfg, run.ranks)
-    baselines = {"mlm_accuracy": data.dev.commonest()}
-    if cfg.objective != "none":
-        trained = min(cfg.steps * cfg.batch, BASELINE_SEQUENCES)
-        evaluated = math.ceil(cfg.dev_examples / EVALUATION_BATCH) * EVALUATION_BATCH
-        baselines |= first_token_baseline(
-            data.train, data.dev, trained, evaluated, cfg.length - 3, SHORT, cfg.vocab_size)
-    return {**result, "baselines": baselines}
-
-
-def check_pairs(data, cfg):
-    """UserError if the objective needs sequences with an order and there are none."""
-    segments = cut_segments(data.train, cfg, cfg.objective, 0, 8192)
-    second = segments.length_other if cfg.objective == "nsp" else segments.length_b
-    if cfg.objective != "none" and not second.any():
-        raise UserError(
-            f"{cfg.corpus[0]}: no two sentences of a document (nsp: of two) fit into --length "
-            f"{cfg.length}; raise it, or write one sentence per line and blank lines between "
-            "documents, or use --objective none")
-
-
-# Weights to start from
-
-# settings: the model's. weights: by our names. task: the task whose head is included, or "".
-# trained: the number of trained positions, or None for all
-Pretrained = namedtuple("Pretrained", "path settings weights task trained")
-SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
-         "positions")  # taken from --init
-# taken from --init, unless a flag differs
-# D29: --activation may differ, since configurations of v1 models in Hugging Face folders say
-# "gelu", though the official code trained them with the tanh form (gelu_new)
-FREE = ("layers", "activation", "init_std", "dropout", "recipe")
-HEADS = ("head", "span", "answer")
-
-
-def load_pretrained(cfg, command):
-    """The model of --init as Pretrained: a run folder, a task's folder in one, or a Hugging Face
-    folder. None without --init."""
-    if not cfg.init:
-        return None
-    config = read_json(Path(cfg.init) / "config.json", "name a run or a Hugging Face folder")
-    if "program" in config:  # a run of ours
-        record, owned = read_run(cfg.init, cfg, command.program, ("pretrain", "finetune"))
-        task = next(iter(owned.keys() - {"model", "optimizer"}), "")
-        settings = record["settings"]
-        return Pretrained(cfg.init, settings, owned[task or "model"], task, record.get("trained"))
-    try:
-        settings = hf_models.albert_settings(config)
-        v2 = not settings["dropout"] and settings["activation"] == "gelu_new"
-        settings["recipe"] = config.get("recipe", "v2" if v2 else "table14")
-        weights, task = hf_models.read_albert(cfg.init, config, settings["groups"])
-    except ValueError as error:
-        raise UserError(f"{cfg.init}: {error}") from None
-    return Pretrained(cfg.init, settings, weights, task, None)
-
-
-def resolve(cfg, command, ranks, source):
-    """Fill in the settings that follow from the model of --init, the action and the number of
-    processes. UserError if a flag contradicts the model, if no model has this shape, or if inputs
-    are too long. Only the data's paths and the vocabulary size are filled in later, since the
-    vocabulary may be made in the run folder."""
-    changes = {}
-    if source:
-        changes |= settings_from(cfg, command, source.settings, source.path, SHAPE, FREE)
-        changes["tokenizer"] = cfg.tokenizer or source.path
-    if command.action == "pretrain":
-        accumulate = fit_accumulate(cfg, command, ranks)
-        changes["accumulate"] = accumulate
-        if cfg.dry_run:
-            changes["batch"] = min(cfg.batch, 8 * accumulate)
-    cfg = dataclasses.replace(cfg, **changes)
-    try:
-        check_shape(cfg)
-    except ValueError as error:
-        raise UserError(f"{cfg.init or 'the model'}: {error}") from None
-    check_length(cfg, command)
-    if source:
-        check_weights(cfg, source)
-    return cfg
-
-
-def check_weights(cfg, source):
-    """UserError if the encoder of a Pretrained lacks weights, or has others."""
-    with torch.device("meta"):
-        encoder = Encoder(cfg)
-    names = {f"encoder.{name}" for name in encoder.state_dict()}
-    faults = sorted(names ^ {name for name in source.weights if name.startswith("encoder.")})
-    if faults:
-        raise UserError(
-            f"{source.path}: {len(faults)} of its weights are missing or unexpected, such as "
-            f"{faults[0]}; --layers may only differ if the layers share all weights")
-
-
-def check_length(cfg, command):
-    """UserError if inputs are longer than the model's positions."""
-    flag = "length" if command.action in ("pretrain", "describe") else "finetune_length"
-    longest = getattr(cfg, flag) or 0
-    if longest > cfg.positions:
-        fix = f"choose a --{flag} of at most {cfg.positions}"
-        if not cfg.init:
-            fix += f", or --positions {longest}"
-        raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
-                        f"{fix}")
-
-
-def resolve_data(cfg, source, tokenizer):
-    """The settings with the vocabulary size, the tokenizer's or --init's embedding's."""
-    size = tokenizer.vocab_size
-    if source:
-        size = len(source.weights["encoder.token_embedding.weight"])
-        # a released model may have up to 127 tokens more than its tokenizer
-        if not size - 128 < tokenizer.vocab_size <= size:
-            raise UserError(f"{tokenizer.path}: the model of --init has {size} tokens; give its "
-                            "own vocabulary with --tokenizer")
-    return dataclasses.replace(cfg, vocab_size=size)
-
-
-def start_from(model, source, task=""):
-    """Copy the weights of a Pretrained into a model. Returns a line about it. UserError if a size
-    of the encoder differs. The head is loaded if it is this task's and fits."""
-    weights = source.weights
-    if source.task not in ("", task):
-        weights = {name: value for name, value in weights.items()
-                   if not name.startswith(HEADS)}
-    return load_weights(model, weights, source.path, HEADS)
-
-
-@torch.no_grad()
-def extend_positions(model, trained, length):
-    """Copy the rows of the first `trained` positions (None: all) to those after them, up to
-    `length`. Returns a line about it, or "" if there are none."""
-    # D26: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
-    # Untrained ones slow the training on longer sequences: after 3,000 demo steps of 16 tokens and
-    # 1,000 of 128 the held-out loss is 4.46, 4.52, 4.48 with copies and 4.91, 4.90, 4.93 without
-    # D28: --init with another --length trains in stages, such as short sequences first. The paper
-    # has only sequences of 512 tokens
-    trained = trained or length
-    if trained >= length:
-        return ""
-    rows = model.encoder.position_embedding.weight
-    rows[trained:length] = rows[torch.arange(trained, length) % trained]
-    return f"; positions {trained} to {length - 1} are copies of 0 to {trained - 1}"
-
-
-def export(cfg, command):
-    """Write the model of --init as a Hugging Face folder."""
-    source = load_pretrained(cfg, command)
-    cfg = resolve(cfg, command, None, source)
-    start_from(LanguageModel(cfg), source)  # a check
-    config = read_json(Path(cfg.init) / "config.json")
-    length = config.get("settings", config).get("finetune_length")  # for --predict
-    cfg = dataclasses.replace(cfg, finetune_length=length)
-    tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-    print(hf_models.write_albert(
-        command.value, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer,
-        read_spec(cfg.init)))
-
-
-# Fine-tuning (App. A.4). A job is one run of one task
+# Fine-tuning (App. A.4)
 
 # D20: a task has one run, unless --runs asks for more. The paper reports the median of five (Sec.
 # 4.9, and Sec. 4.2.2 for tasks with a large variance)
@@ -1214,46 +980,305 @@ def task_model(task, cfg):
     return (MultipleChoice if task.kind == "choice" else Classifier)(shape, task.outputs)
 
 
-def train_task(source, task, tokenizer, cfg, run, job):
-    """Run TASK-NUMBER of a task: training, then predictions with the best weights (Sec. 4.2.2)."""
-    folder = run.folder / "jobs" / job
-    seed = seed_of(cfg.seed, "fine-tuning", task.name, int(job.rpartition("-")[2]))
+def begin_task(task, source, cfg, number, device):
+    """The model of run `number` of a task on a device, its Tuning, a line on its weights, and the
+    number of trained positions."""
+    seed = seed_of(cfg.seed, "fine-tuning", task.name, number)
     seed_everything(seed, "weights")
     model = task_model(task, cfg)
-    note = start_from(model, source, task.name)
-    note += extend_positions(model, source.trained, task.recipe.length)
-    print0(run.ranks, f"{job}: {note}")
-    model = move(model, run.ranks.device)
+    length = task.recipe.length
+    note = start_from(model, source, task.name) + extend_positions(model, source.trained, length)
+    model = move(model, device)
     optimizer = Lamb(
         model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
     # D7*: whole epochs are shuffled, with examples of similar length together. The official code
     # shuffles a buffer of 100 examples
     # D8*: evaluations are evenly spaced. The official code evaluates every 100 steps
+    # The model with the best score on dev counts (Sec. 4.2.2)
     tuning = Tuning(
         task, optimizer, schedule, (seed,), cfg.accumulate, task.evaluation_steps(cfg.eval_every))
-    result, outputs = finetune_job(model, tuning, cfg, folder, run)
-    if outputs:
-        if task.kind == "span":
-            outputs = {split: task.answers(each)._asdict() for split, each in outputs.items()}
-        save_file(folder / "predictions.pt",  # for --ensemble
-                  {"hashes": example_hashes(task, outputs), **outputs})
-        trained = max(source.trained or cfg.positions, task.recipe.length)
-        keep_model(folder, run.command, cfg, tokenizer, trained, **{task.name: model})
+    return model, tuning, note, max(source.trained or cfg.positions, length)
+
+
+def average_predictions(kind, several):
+    """Sec. 4.9: mean probabilities, or mean values of a regression. For SQuAD the mean probability
+    of each span, and the mean odds of "no answer"."""
+    if kind == "value":
+        return torch.stack(several).mean(0)
+    if kind != "span":
+        return torch.stack(several).softmax(-1).mean(0)
+    # D22: a span that a model does not list has probability 0 there. The paper averages spans "that
+    # have multiple probabilities": a span of one model alone could beat all others
+    result = squad.Predictions({}, {}, {})
+    for key in several[0]["nbest"]:
+        scores = Counter()
+        for member in several:
+            for span in member["nbest"][key]:
+                scores[span["text"]] += span["probability"] / len(several)
+        ranked = scores.most_common()
+        result.texts[key] = ranked[0][0]
+        result.nbest[key] = [{"text": text, "probability": value} for text, value in ranked]
+        result.null_odds[key] = statistics.mean(member["null_odds"][key] for member in several)
     return result
 
+# --- the run --------------
+# The paper ends here. The functions below need common/ and data/.
 
-def answer(cfg, command):
-    """Predict a file of the user with RUN/TASK of --init."""
+PRESETS["demo"] = dict(  # minutes on two cores. lr: 4.4e-3 for batch 32
+    vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60,
+    positions=128, init_std=0.1, dropout=0.0,
+    length=64, steps=10000, batch=32, lr=0.05, warmup=0.1,
+    recipe="demo", eval_every=200)
+PRESETS["dry_run"] = dict(steps=2, dev_examples=32, train_examples=64, runs=1)
+BASELINE_SEQUENCES = 200_000  # the most that the first-token baseline learns from
+
+# Weights to start from
+
+# settings: the model's. weights: by our names. task: the task whose head is included, or "".
+# trained: the number of trained positions, or None for all
+Pretrained = namedtuple("Pretrained", "path settings weights task trained")
+SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
+         "positions")  # taken from --init
+# taken from --init, unless a flag differs
+# D29: --activation may differ, since configurations of v1 models in Hugging Face folders say
+# "gelu", though the official code trained them with the tanh form (gelu_new)
+FREE = ("layers", "activation", "init_std", "dropout", "recipe")
+HEADS = ("head", "span", "answer")
+
+
+def load_pretrained(cfg, command):
+    """The model of --init as Pretrained: a run folder, a task's folder in one, or a Hugging Face
+    folder. None without --init."""
+    if not cfg.init:
+        return None
+    config = read_json(Path(cfg.init) / "config.json", "name a run or a Hugging Face folder")
+    if "program" in config:  # a run of ours
+        record, owned = read_run(cfg.init, cfg, command.program, ("pretrain", "finetune"))
+        return Pretrained(cfg.init, record["settings"], owned["model"], record.get("task", ""),
+                          record.get("trained"))
+    try:
+        settings = hf_models.albert_settings(config)
+        v2 = not settings["dropout"] and settings["activation"] == "gelu_new"
+        settings["recipe"] = config.get("recipe", "v2" if v2 else "table14")
+        weights, task = hf_models.read_albert(cfg.init, config, settings["groups"])
+    except ValueError as error:
+        raise UserError(f"{cfg.init}: {error}") from None
+    return Pretrained(cfg.init, settings, weights, task, None)
+
+
+def resolve(cfg, command, ranks, source):
+    """Fill in the settings that follow from the model of --init, the action and the number of
+    processes. UserError if a flag contradicts the model, if no model has this shape, or if inputs
+    are too long. complete() fills in what follows from the data."""
+    changes = {}
+    if source:
+        changes |= settings_from(cfg, command, source.settings, source.path, SHAPE, FREE)
+        changes["tokenizer"] = cfg.tokenizer or source.path
+    if command.action == "pretrain":
+        accumulate = fit_accumulate(cfg, command, ranks)
+        changes["accumulate"] = accumulate
+        if cfg.dry_run:
+            changes["batch"] = min(cfg.batch, 8 * accumulate)
+    cfg = dataclasses.replace(cfg, **changes)
+    try:
+        check_shape(cfg)
+    except ValueError as error:
+        raise UserError(f"{cfg.init or 'the model'}: {error}") from None
+    check_length(cfg, command)
+    if source:
+        check_weights(cfg, source)
+    return cfg
+
+
+def check_weights(cfg, source):
+    """UserError if the encoder of a Pretrained lacks weights, or has others."""
+    with torch.device("meta"):
+        encoder = Encoder(cfg)
+    names = {f"encoder.{name}" for name in encoder.state_dict()}
+    faults = sorted(names ^ {name for name in source.weights if name.startswith("encoder.")})
+    if faults:
+        raise UserError(
+            f"{source.path}: {len(faults)} of its weights are missing or unexpected, such as "
+            f"{faults[0]}; --layers may only differ if the layers share all weights")
+
+
+def check_length(cfg, command):
+    """UserError if inputs are longer than the model's positions."""
+    flag = "length" if command.action in ("pretrain", "describe") else "finetune_length"
+    longest = getattr(cfg, flag) or 0
+    if longest > cfg.positions:
+        fix = f"choose a --{flag} of at most {cfg.positions}"
+        if not cfg.init:
+            fix += f", or --positions {longest}"
+        raise UserError(f"inputs of {longest} tokens: the model has {cfg.positions} positions; "
+                        f"{fix}")
+
+
+def complete(cfg, source, data):
+    """The settings with the paths of the data and the vocabulary size, the tokenizer's or --init's
+    embedding's."""
+    size = data.tokenizer.vocab_size
+    if source:
+        size = len(source.weights["encoder.token_embedding.weight"])
+        # a released model may have up to 127 tokens more than its tokenizer
+        if not size - 128 < data.tokenizer.vocab_size <= size:
+            raise UserError(f"{data.tokenizer.path}: the model of --init has {size} tokens; give "
+                            "its own vocabulary with --tokenizer")
+    return dataclasses.replace(cfg, **data.flags, vocab_size=size)
+
+
+def start_from(model, source, task=""):
+    """Copy the weights of a Pretrained into a model. Returns a line about it. UserError if a size
+    of the encoder differs. The head is loaded if it is this task's and fits."""
+    weights = source.weights
+    if source.task not in ("", task):
+        weights = {name: value for name, value in weights.items()
+                   if not name.startswith(HEADS)}
+    return load_weights(model, weights, source.path, HEADS)
+
+
+@torch.no_grad()
+def extend_positions(model, trained, length):
+    """Copy the rows of the first `trained` positions (None: all) to those after them, up to
+    `length`. Returns a line about it, or "" if there are none."""
+    # D26: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
+    # Untrained ones slow the training on longer sequences: after 3,000 demo steps of 16 tokens and
+    # 1,000 of 128 the held-out loss is 4.46, 4.52, 4.48 with copies and 4.91, 4.90, 4.93 without
+    # D28: --init with another --length trains in stages, such as short sequences first. The paper
+    # has only sequences of 512 tokens
+    trained = trained or length
+    if trained >= length:
+        return ""
+    rows = model.encoder.position_embedding.weight
+    rows[trained:length] = rows[torch.arange(trained, length) % trained]
+    return f"; positions {trained} to {length - 1} are copies of 0 to {trained - 1}"
+
+
+# Actions
+
+
+def pretrain(cfg, command):
+    """Pre-train (Sec. 4.1)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-        task = open_file(
-            command, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
-        model = task_model(task, cfg).to(ranks.device)
-        print0(ranks, start_from(model, source, task.name))
-        outputs = predict(model, task, *task.splits, cfg, ranks.device)
-        print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
+        # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and no
+        # token has a digit before a comma (data/text.py)
+        # D24*: the lines of a document are joined and split into sentences, and a document ends
+        # after 100,000 characters (data/text.py)
+        data = open_data(cfg, command, ranks, text=True)
+        cfg = complete(cfg, source, data)
+        check_pairs(data, cfg)
+        before = (source.trained or cfg.positions) if source else 0
+        run = Run(cfg, command, ranks, data, trained=max(before, cfg.length))
+        if not run.result:
+            run.finish(pretrain_language_model(source, data, cfg, run))
+        print_scores(run, cfg)
+
+
+def pretrain_language_model(source, data, cfg, run):
+    """Build, train and evaluate the model. Returns its scores and their baselines."""
+    seed_everything(cfg.seed, "pretrain", "weights")
+    model = LanguageModel(cfg)
+    order_head = nn.ModuleList([model.pooler, model.order])
+    order_head.requires_grad_(cfg.objective != "none")  # D5
+    start = "from scratch"
+    if source:
+        start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
+    print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
+    model.to(run.ranks.device)
+    train_language_model(model, data, cfg, run)
+    result = evaluate_language_model(model, data, cfg, run.ranks)
+    baselines = {"mlm_accuracy": data.dev.commonest()}
+    if cfg.objective != "none":
+        trained = min(cfg.steps * cfg.batch, BASELINE_SEQUENCES)
+        evaluated = math.ceil(cfg.dev_examples / EVALUATION_BATCH) * EVALUATION_BATCH
+        baselines |= first_token_baseline(
+            data.train, data.dev, trained, evaluated, cfg.length - 3, SHORT, cfg.vocab_size)
+    return {**result, "baselines": baselines}
+
+
+def check_pairs(data, cfg):
+    """UserError if the objective needs sequences with an order and there are none."""
+    segments = cut_segments(data.train, cfg, cfg.objective, 0, 8192)
+    second = segments.length_other if cfg.objective == "nsp" else segments.length_b
+    if cfg.objective != "none" and not second.any():
+        raise UserError(
+            f"{cfg.corpus[0]}: no two sentences of a document (nsp: of two) fit into --length "
+            f"{cfg.length}; raise it, or write one sentence per line and blank lines between "
+            "documents, or use --objective none")
+
+
+def print_scores(run, cfg):
+    """Print the result of pretrain_language_model."""
+    ranks = run.ranks
+    result = run.result
+    print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
+    for name, baseline in result["baselines"].items():
+        task = name.removesuffix("_accuracy")
+        kind = "majority" if task == "mlm" else "first-token"
+        if result[name] is not None:
+            print0(ranks, f"{task} accuracy {result[name]:.1%} of {result[f'{task}_labels']} "
+                          f"({kind} baseline {baseline:.1%})")
+    trained = {name: baseline for name, baseline in result["baselines"].items()
+               if name in ("mlm_accuracy", f"{cfg.objective}_accuracy")}
+    print_near_baseline(ranks, result, trained)
+    print_after_training(run, cfg, "checkpoint.pt")
+
+
+def method():
+    """What common/finetune.py needs from this paper."""
+    return Method(
+        recipes, load_pretrained, begin_task, load_task, keep_predictions, MEANS,
+        {"RACE": RaceTask}, from_mnli=("RTE", "STS-B", "MRPC"))  # Sec. 4.9, footnote 4
+
+
+def load_task(task, source, cfg):
+    """The model of a fine-tuned source."""
+    model = task_model(task, cfg)
+    print(start_from(model, source, task.name))
+    return model
+
+
+def keep_predictions(task, outputs, folder):
+    """Keep the predictions of a job for --ensemble."""
+    if task.kind == "span":
+        outputs = {split: task.answers(each)._asdict() for split, each in outputs.items()}
+    save_file(folder / "predictions.pt", {"hashes": example_hashes(task, outputs), **outputs})
+
+
+def finetune(cfg, command):
+    """Fine-tune tasks, --runs times each, or ensemble. RTE, STS-B and MRPC start from MNLI's best
+    run, if any (Sec. 4.9, footnote 4)."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        names = parse_tasks(command.value, TABLE14)
+        if cfg.ensemble:
+            check_ensemble(cfg, command, names)
+            cfg = dataclasses.replace(cfg, tokenizer=f"{cfg.ensemble[0]}/{names[0]}")
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        data = open_data(cfg, command, ranks, names)
+        cfg = complete(cfg, source, data)
+        run = Run(cfg, command, ranks, data)
+        print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
+        if not run.result:
+            if cfg.ensemble:
+                run.finish(average_runs(names, data, cfg, run))
+            else:
+                run.finish(finetune_tasks(method(), names, source, data, cfg, run))
+        print_summary(run, cfg)
+
+
+def average_runs(names, data, cfg, run):
+    """The summary of the ensembles of the tasks."""
+
+    def work(job):
+        name = job.removesuffix("-0")
+        task = open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask})
+        return ensemble_job(task, cfg, run.folder / "jobs" / job)
+
+    results = run.each("jobs", [f"{name}-0" for name in names], work)
+    return on_main(run.ranks, summarise, run.folder, [*results.values()], MEANS)
 
 
 def check_ensemble(cfg, command, names):
@@ -1307,71 +1332,27 @@ def ensemble_job(task, cfg, folder):
     }
 
 
-def average_predictions(kind, several):
-    """Sec. 4.9: mean probabilities, or mean values of a regression. For SQuAD the mean probability
-    of each span, and the mean odds of "no answer"."""
-    if kind == "value":
-        return torch.stack(several).mean(0)
-    if kind != "span":
-        return torch.stack(several).softmax(-1).mean(0)
-    # D22: a span that a model does not list has probability 0 there. The paper averages spans "that
-    # have multiple probabilities": a span of one model alone could beat all others
-    result = squad.Predictions({}, {}, {})
-    for key in several[0]["nbest"]:
-        scores = Counter()
-        for member in several:
-            for span in member["nbest"][key]:
-                scores[span["text"]] += span["probability"] / len(several)
-        ranked = scores.most_common()
-        result.texts[key] = ranked[0][0]
-        result.nbest[key] = [{"text": text, "probability": value} for text, value in ranked]
-        result.null_odds[key] = statistics.mean(member["null_odds"][key] for member in several)
-    return result
-
-
-def finetune(cfg, command):
-    """Fine-tune tasks, --runs times each, or ensemble. RTE, STS-B and MRPC start from MNLI's best
-    run, if any (Sec. 4.9, footnote 4)."""
+def predict(cfg, command):
+    """Predict a file of the user with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(command.value, TABLE14)
-        if cfg.ensemble:
-            check_ensemble(cfg, command, names)
-            cfg = dataclasses.replace(cfg, tokenizer=f"{cfg.ensemble[0]}/{names[0]}")
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        inputs = find_inputs(
-            ranks, command.action, pick(cfg, data_flags(names)), pick(cfg, MODELS), names)
-        identity = {"tasks": names, **dataclasses.asdict(cfg)}
-        run = RunFolder(cfg, command, ranks, inputs.files, identity, writes=(*TABLE14, *names))
-        cfg = dataclasses.replace(cfg, **inputs.flags)
-        print0(ranks, f"fine-tuning: recipe {cfg.recipe}")
-        if not run.finished():
-            tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-            on_main(ranks, tokenizer.save, run.folder)
-            cfg = resolve_data(cfg, source, tokenizer)
-            run.save_settings(cfg)
-            results = finetune_tasks(names, source, tokenizer, cfg, run)
-            run.finish(on_main(ranks, summarise, run.folder, results, MEANS))
-        print_summary(run, cfg)
+        tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+        predict_file(method(), source, tokenizer, cfg, command, ranks)
 
 
-def finetune_tasks(names, source, tokenizer, cfg, run):
-    """The results of all runs of the tasks."""
-    jobs = {f"{name}-{number}": name for name in names for number in range(cfg.runs)}
-
-    @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
-    def task(name):
-        return open_task(name, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask})
-
-    def work(job, mnli):
-        if cfg.ensemble:
-            return ensemble_job(task(jobs[job]), cfg, run.folder / "jobs" / job)
-        start = source
-        if mnli:
-            start = load_pretrained(dataclasses.replace(cfg, init=str(mnli)), run.command)
-        return train_task(start, task(jobs[job]), tokenizer, cfg, run, job)
-
-    return run_jobs(run.ranks, run.folder, jobs, work)
+def export(cfg, command):
+    """Write the model of --init as a Hugging Face folder."""
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
+    start_from(LanguageModel(cfg), source)  # a check
+    config = read_json(Path(cfg.init) / "config.json")
+    length = config.get("settings", config).get("finetune_length")  # for --predict
+    cfg = dataclasses.replace(cfg, finetune_length=length)
+    tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    print(hf_models.write_albert(
+        command.value, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer,
+        read_spec(cfg.init)))
 
 
 def describe(cfg, command):
@@ -1391,43 +1372,25 @@ def describe(cfg, command):
     }
     print(json.dumps(result, indent=2))
 
-# --- command line ---------
 
+# Command line
 
-ACTIONS = {
-    "pretrain": (pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)"),
+COMMON = ("run", "model", "recipe")  # groups of settings
+ACTIONS = {  # the function, its help, and the groups of settings that it reads
+    "pretrain": (
+        pretrain, "pre-train with masked words and sentence order (Sec. 3, 4.1)",
+        (*COMMON, "execution", "text", "pre-training")),
     "finetune": (
         finetune, "fine-tune the model of --init, or average runs: CoLA,RACE,... | glue | squad | "
-        "a folder of your own with train and dev files", "TASKS"),
+        "a folder of your own with train and dev files",
+        (*COMMON, "execution", "tasks", "fine-tuning"), "TASKS"),
     "predict": (
-        answer, "answer a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init, or "
-        "with the folder that --export wrote of it", "FILE"),
-    "export": (export, "write the model of --init as a Hugging Face folder", "DIR"),
-    "describe": (describe, "parameters, FLOPs, memory, cards and days as JSON"),
-}
-UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
-    "pretrain": dict.fromkeys((  # --recipe is kept for later fine-tunings
-        "glue", "squad", "race", "train_examples", "finetune_epochs", "finetune_batch",
-        "finetune_lr", "finetune_warmup", "finetune_length", "finetune_dropout", "runs",
-        "eval_every", "ensemble"), ""),
-    "finetune": {
-        **dict.fromkeys(("compile", "corpus", "held_out", "dropout_steps", "objective",
-                         "save_every", "dev_examples"), ""),
-        "steps": "finetune_epochs",
-        "batch": "finetune_batch",
-        "lr": "finetune_lr",
-        "warmup": "finetune_warmup",
-        "length": "finetune_length",
-        "dropout": "finetune_dropout",
-    },
-}
-READS = {  # all flags that these actions read
-    "predict": (
-        "preset", "out", "device", "dtype", "init", "tokenizer", *SHAPE, *FREE, "finetune_length"),
-    "export": ("preset", "init", "tokenizer", *SHAPE, *FREE),
+        predict, "predict a file of your own (TSV, SQuAD or RACE JSON) with RUN/TASK of --init, or "
+        "with the folder that --export wrote of it", (*COMMON, "execution", "fine-tuning"), "FILE"),
+    "export": (export, "write the model of --init as a Hugging Face folder", COMMON, "DIR"),
     "describe": (
-        "preset", "dtype", "accumulate", "recompute", "dry_run", "init", *SHAPE, *FREE, "length",
-        "steps", "batch"),
+        describe, "parameters, FLOPs, memory, cards and days as JSON",
+        (*COMMON, "execution", "text", "pre-training")),
 }
 
 
@@ -1440,7 +1403,8 @@ def check(cfg, command):
 
 
 def main(argv=None):
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, READS, argv)
+    """Run one action."""
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, argv)
 
 
 if __name__ == "__main__":

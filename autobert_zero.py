@@ -1673,7 +1673,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
     from common.files import jsonl, load_file, read_json, save_file, write_atomic, write_json
     from common.run import (
         Checkpoint, RunFolder, keep_model, load_weights, read_run, settings_from, share_out)
-    from common.distributed import (
+    from common.launch import (
         Means, Pace, Ranks, autocast, fit_accumulate, gather, generator_of, job_progress, launch,
         layer_activations, micro_batch_numbers, move, no_sync_until, on_main, prefetch,
         prepare_model, print0, print_device_use, progress, reduce_mean, seed_everything, send,

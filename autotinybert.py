@@ -823,7 +823,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
     from common.files import jsonl, load_file, read_json, write_atomic, write_json
     from common.run import (
         Checkpoint, RunFolder, keep_model, processor, read_run, settings_from, share_out)
-    from common.distributed import (
+    from common.launch import (
         Means, Pace, autocast, average_gradients, fit_accumulate, generator_of, launch,
         layer_activations, micro_batch_numbers, move, on_main, pick_device, prefetch, print0,
         print_device_use, progress, seed_everything, seed_of, send, set_rate, show, total_over,

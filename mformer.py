@@ -1649,7 +1649,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
     from common.cli import Stop, UserError
     from common.files import jsonl, read_json, read_jsonl, write_atomic, write_json
     from common.run import Checkpoint, RunFolder, read_run, settings_from
-    from common.distributed import (
+    from common.launch import (
         Means, Pace, autocast, average_gradients, fit_accumulate, gather, launch,
         layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
         print0, print_device_use, progress, seed_everything, set_rate, show, stop_requested,

@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import functools
 import inspect
+import json
 import os
 import re
 import sys
@@ -158,7 +159,7 @@ def make_parser(config_class, presets, preset, actions, description):
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     group = parser.add_argument_group("actions, exactly one per call")
     group = group.add_mutually_exclusive_group()
-    for name, (_, help_text, *metavar) in actions.items():
+    for name, (_, help_text, _, *metavar) in actions.items():
         options = {"metavar": metavar[0]} if metavar else {"action": "store_true"}
         if metavar == ["TASKS"]:
             options["nargs"] = "+"
@@ -174,13 +175,34 @@ def make_parser(config_class, presets, preset, actions, description):
     return parser
 
 
+def choose_preset(presets, argv):
+    """The preset of --preset, or of the run of --init, or the default."""
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", choices=[name for name in presets if name != "dry_run"])
+    first.add_argument("--init", default="")
+    flags = first.parse_known_args(argv)[0]
+    preset = flags.preset or settings_of(flags.init).get("preset")
+    if preset not in presets:
+        return PRESET
+    if not flags.preset and preset != PRESET:
+        print(f"--preset {preset}: as in {flags.init}", flush=True)
+    return preset
+
+
+def settings_of(folder):
+    """The settings in a run folder's config.json, or {}. The run's own reader tells of a damaged
+    file."""
+    try:
+        record = json.loads(Path(folder or "", "config.json").read_text(encoding="utf-8"))
+        return dict(record.get("settings", {}))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
+
+
 def parse(config_class, presets, actions, description, argv):
     """Parse a paper file's command line: (Command, config), or (None, None) without an action,
     after printing the help. A mistake exits with one line and status 2."""
-    names = [name for name in presets if name != "dry_run"]
-    first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--preset", default=PRESET, choices=names)
-    preset = first.parse_known_args(argv)[0].preset
+    preset = choose_preset(presets, argv)
     parser = make_parser(config_class, presets, preset, actions, description)
     given = vars(parser.parse_args(argv))
     for name, values in given.items():
@@ -196,7 +218,18 @@ def parse(config_class, presets, actions, description, argv):
     value = given.pop(f"action_{action}")
     program = Path(inspect.getsourcefile(config_class)).stem
     command = Command(program, action, "" if value is True else value, frozenset(given))
+    refuse_unread(config_class, command, actions)
     return command, make_config(config_class, presets, preset, command, actions, given)
+
+
+def refuse_unread(config_class, command, actions):
+    """UserError for a given flag of a group that the action does not read."""
+    for name in sorted(command.given):
+        group = group_of(config_class, name)
+        if group not in actions[command.action][2]:
+            readers = [f"--{other}" for other in actions if group in actions[other][2]]
+            who = f"{' and '.join(readers)} read it" if readers else "no action here reads it"
+            raise UserError(f"--{name}: --{command.action} does not read it; {who}")
 
 
 def make_config(config_class, presets, preset, command, actions, given):
@@ -207,10 +240,8 @@ def make_config(config_class, presets, preset, command, actions, given):
         settings |= presets[name] | presets[name].get(action, {})
     settings = {name: value for name, value in settings.items() if name not in actions}
     settings |= given
-    settings["out"] = settings.get("out") or f"runs/{command.program}-{action}-{preset}"
-    if settings.get("dry_run"):  # its own folder, always new
-        settings["out"] = settings["out"].rstrip("/") + "-dry"
-        settings["restart"] = True
+    if not settings.get("out") and not settings.get("dry_run"):  # a dry run has a temporary folder
+        settings["out"] = f"runs/{command.program}-{action}-{preset}"
     config = config_class(**settings)
     check_ranges(config)
     return config
@@ -221,52 +252,37 @@ def group_of(config_class, name):
     return re.split(r" ?[,.:(]", field_groups(config_class)[name])[0]
 
 
-def warn_of_unread(config_class, command, unread, reads):
-    """Warn of given flags that the action does not read, unless the flag to use instead is given
-    too."""
-    names = unread.get(command.action, {})
-    read = reads.get(command.action, command.given)
-    for name in sorted(command.given):
-        instead = names.get(name, "")
-        ignored = name not in read or {name, group_of(config_class, name)} & names.keys()
-        if ignored and instead not in command.given:
-            hint = f"; --{instead} counts" if instead else ""
-            warnings.warn(f"--{name}: --{command.action} does not read it{hint}")
-
-
-def start(config_class, presets, actions, description, check, unread, reads, argv):
+def start(config_class, presets, actions, description, check, argv):
     """Parse the command line of a paper file and run its action. Returns the exit status.
 
     config_class: frozen dataclass with the fields preset, out, restart and dry_run. presets:
     {preset: {field: value, ACTION: {field: value, ...}}}, where the inner ones apply to that action
-    only. --dry_run applies presets["dry_run"] on top. actions: {name: (function, help)}, or
-    (function, help, METAVAR) if the action takes a value. An action is called as function(config,
-    command). check(config, command): raises UserError for other mistakes. unread: {action: {flag
-    or group of flags that it does not read: the flag to use instead, or ""}}. reads: {action: all
-    flags that it reads}, for actions that read few. argv: the words, or None for those of this
-    process.
+    only. --dry_run applies presets["dry_run"] on top. actions: {name: (function, help, groups of
+    fields that it reads)}, and a METAVAR if the action takes a value. A flag of another group is an
+    error. An action is called as function(config, command). check(config, command): raises
+    UserError for other mistakes. argv: the words, or None for those of this process.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
         return 0
     check(config, command)
-    warn_of_unread(config_class, command, unread, reads)
+    where = config.out or "dry run"
     try:
         actions[command.action][0](config, command)
     except Stop:
         print("stopped; the same command continues", file=sys.stderr)
         return STOPPED
     except Diverged as error:
-        raise UserError(f"{config.out}: the training diverged ({error}); "
+        raise UserError(f"{where}: the training diverged ({error}); "
                         "choose a lower learning rate, and --restart") from None
     except Exception as error:
         if is_too_large(error):
-            raise UserError(f"{config.out}: out of memory; try a larger --accumulate, a smaller "
+            raise UserError(f"{where}: out of memory; try a larger --accumulate, a smaller "
                             "--batch, smaller sizes or, where it is a flag, --recompute") from None
         if not type(error).__module__.startswith(COMPILER):
             raise
         reason = str(error).strip().split("\n")[0]
-        raise UserError(f"{config.out}: --compile failed ({type(error).__name__}: {reason}); leave "
+        raise UserError(f"{where}: --compile failed ({type(error).__name__}: {reason}); leave "
                         "it out, or try again") from None
     return 0
 

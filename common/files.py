@@ -6,7 +6,6 @@ import os
 import socket
 import warnings
 import zipfile
-from collections import namedtuple
 from pathlib import Path
 
 try:
@@ -20,9 +19,9 @@ from common.cli import UserError
 
 
 @contextlib.contextmanager
-def atomic(path, keep=False):
+def atomic(path):
     """A binary file with a temporary name, synced and renamed to `path` at the end. A reader, or a
-    crash, sees the old file or the new one. keep: keeps the old file as NAME.previous."""
+    crash, sees the old file or the new one."""
     path = Path(path)
     temporary = path.with_name(f"{path.name}.partial-{os.getpid()}")
     try:
@@ -30,8 +29,6 @@ def atomic(path, keep=False):
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if keep and path.exists():
-            path.replace(previous(path))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -46,11 +43,6 @@ def write_atomic(path, content):
 def write_json(path, value):
     """Write a JSON value."""
     write_atomic(path, json.dumps(value, indent=1))
-
-
-def previous(path):
-    """The path of the file before the newest, for save_file."""
-    return Path(f"{path}.previous")
 
 
 def partials(folder):
@@ -109,9 +101,9 @@ def jsonl(lines):
 
 
 def save_file(path, state):
-    """torch.save, whole or not at all. The old file is kept as NAME.previous."""
+    """torch.save, whole or not at all."""
     try:
-        with atomic(path, keep=True) as file:
+        with atomic(path) as file:
             torch.save(state, file)
     except RuntimeError as error:  # torch's error for a full disk
         raise UserError(f"{path}: cannot be written ({error}); "
@@ -130,23 +122,6 @@ def load_file(path, device="cpu"):
     except Exception as error:  # torch raises many kinds for a damaged or foreign file
         reason = f"{type(error).__name__}: {error}"[:100]
         raise UserError(f"{path}: not a readable checkpoint ({reason})") from None
-
-
-Saved = namedtuple("Saved", "path content")  # a checkpoint that was read
-
-
-def newest(path):
-    """The Saved of a checkpoint, or of the previous one if the newest is missing or damaged.
-    Saved(None, None) without any."""
-    paths = [each for each in (Path(path), previous(path)) if each.exists()]
-    for each in paths:
-        try:
-            return Saved(str(each), load_file(each))
-        except UserError as error:
-            if each == paths[-1]:
-                raise UserError(f"{error}; --restart begins its run again") from None
-            warnings.warn(f"{error}; trying the checkpoint before it")
-    return Saved(None, None)
 
 
 def fingerprints(paths):
@@ -192,3 +167,13 @@ def lock(path):
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     _locks[path] = file
+
+
+@contextlib.contextmanager
+def waiting_lock(path):
+    """A context that one process at a time is in. Others wait."""
+    with open(path, "a+") as file:
+        if fcntl:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -17,6 +17,7 @@ jobs/JOB.json has the metrics of a job, and jobs/JOB/ its predictions and model.
 the median job's folder.
 """
 import dataclasses
+import functools
 import math
 import shutil
 import statistics
@@ -27,17 +28,15 @@ import torch
 from torch.nn.functional import pad
 
 from common import folder_task, glue, squad
-from common.cli import Diverged, Stop, UserError
-from common.distributed import (
-    Pace, Ranks, autocast, job_progress, prefetch, print0, seed_everything, send, set_rate, show,
-    to_host)
+from common.cli import Diverged, UserError
 from common.files import existing, read_json
-from common.run import Checkpoint, share_out
+from common.launch import (
+    Ranks, autocast, on_main, print0, seed_everything, send, to_host)
+from common.run import Loop, keep_model, progress, set_rate
 from common.tasks import Recipe, Task, batches
 
 # tasks by duration, the longest first
 LONGEST_FIRST = "QQP MNLI RACE QNLI SQuAD2.0 SQuAD1.1 SST-2 CoLA STS-B WNLI MRPC RTE".split()
-FROM_MNLI = ("RTE", "STS-B", "MRPC")  # start from the best MNLI job, if MNLI is among the tasks
 EVALUATED = 2 ** 15  # tokens in an evaluated batch. ALBERT xxlarge makes tensors of 2.7 GB of them
 CLIP = 1.0  # largest gradient norm, as in BERT
 SQUADS = ("SQuAD1.1", "SQuAD2.0")
@@ -164,7 +163,8 @@ def predict(model, task, split, cfg, device):
     collected = []
     model.eval()
     number = math.ceil(len(features) / size)
-    for batch in job_progress(batches(features, size), f"{task.name} {split}", number):
+    bar = progress(Ranks(0, 1, device), number, f"{task.name} {split}", inside=True)
+    for batch in batches(features, size):
         with autocast(cfg.dtype, device):
             output = model(send(batch, device))
         width = batch["ids"].shape[1]
@@ -173,6 +173,8 @@ def predict(model, task, split, cfg, device):
         collected.append([
             pad_width(part.float(), longest) if task.kind == "span" and part.shape[1:2] == (width,)
             else part.float() for part in parts])
+        bar.update()
+    bar.close()
     order = torch.cat(index).argsort()
     # the only wait for a GPU
     outputs = [torch.cat(column).cpu()[order] for column in zip(*collected)]
@@ -212,25 +214,22 @@ def backward(model, batch, accumulate, cfg, device):
     return total
 
 
-def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
-    """Train a model on a task, with a bar of its steps. Returns a dictionary: "diverged", None or
-    the reason, and with evaluate_at also "best", the weights with the best score, and "score".
+def fine_tune(model, tuning, cfg, device, run=None, file=None):
+    """Train a model on a task. Returns a dictionary: "diverged", None or the reason, and with
+    evaluate_at also "best", the weights with the best score, and "score".
 
-    checkpoint: to resume from. run: the RunFolder whose log gets a line at each evaluation, minute
-    and save, under the name `job`. Raises Stop after SIGTERM. The host waits for a GPU only to log,
-    evaluate and save."""
+    run: the run of the job, whose log gets a line at each evaluation, or None. file: the checkpoint
+    to continue from, or None."""
     task = tuning.task
-    evaluate_at = tuning.evaluate_at
-    state = {"step": 0, "score": -math.inf, "best": None, "diverged": None}
-    if checkpoint:
-        state |= checkpoint.restore()
-    pace = Pace(Ranks(0, 1, device), task.steps, save_at=evaluate_at,
-                log_at=evaluate_at or task.evaluation_steps())
-    sent = (send(batch, device) for batch in task.batches(tuning.key[0], state["step"]))
-    begin = state["step"]
-    bar = job_progress(range(begin, task.steps), job or task.name, task.steps, begin)
+    loop = Loop(
+        run, "finetune", cfg, ranks=Ranks(0, 1, device), steps=task.steps, file=file,
+        evaluate_at=tuning.evaluate_at, save_at=tuning.evaluate_at, model=model,
+        optimizer=tuning.optimizer)
+    state = loop.state
+    sent = (send(batch, device) for batch in task.batches(tuning.key[0], loop.begin))
+    diverged = None
     try:
-        for step, batch in zip(bar, prefetch(sent, device)):
+        for step, batch in loop(sent):
             model.train()
             rate = task.recipe.lr * tuning.schedule(step, task.steps, task.recipe.warmup)
             set_rate(tuning.optimizer, rate)
@@ -239,41 +238,26 @@ def fine_tune(model, tuning, cfg, device, checkpoint=None, run=None, job=""):
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             tuning.optimizer.step()
             tuning.optimizer.zero_grad()
-            state["step"] = done = step + 1
-            stop, save, log = pace(done)
-            if log and not math.isfinite(norm):
-                raise Diverged(f"{task.name}: gradient norm {norm:.4g}")
             dev = {}
-            if done in evaluate_at:
-                score = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
-                dev = {"score": score}
-                if score > state["score"]:
-                    state |= {"score": score, "best": to_host(model.state_dict())}
-            if log:
-                loss = float(loss)
-                show(bar, loss=loss, **dev)
-                if run:
-                    run.log("finetune", done, every_rank=True, job=job, loss=loss, lr=rate,
-                            dev=dev)
-            if checkpoint and save:
-                checkpoint.save(**state)
-            if stop:
-                raise Stop
+            if loop.evaluates(step):
+                dev["score"] = task.score("dev", predict(model, task, "dev", cfg, device))["main"]
+                if dev["score"] > state.get("score", -math.inf):
+                    state |= {**dev, "best": to_host(model.state_dict())}
+            loop.after(step, {"loss": loss, "norm": norm}, dev=dev, lr=rate)
     except Diverged as error:
-        state["diverged"] = f"{error}, step {state['step']}"
-    return state
+        diverged = f"{task.name}: {error}"
+    return {"diverged": diverged, "best": state.get("best"), "score": state.get("score")}
 
 
 def finetune_job(model, tuning, cfg, folder, run):
-    """One run of a task, resumed if stopped. Returns (result, outputs by split). `folder` gets the
-    official files. If training diverges, uses the best weights so far. Without any, scores are -1
-    and there are no outputs."""
+    """One run of a task, continued if stopped. Returns (result, outputs by split). `folder` gets
+    the official files. If training diverges, uses the best weights so far. Without any, scores are
+    -1 and there are no outputs. run: run.alone(job)."""
     task = tuning.task
     device = run.ranks.device
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = Checkpoint(
-        folder / "training.pt", Ranks(0, 1, device), model=model, optimizer=tuning.optimizer)
-    state = fine_tune(model, tuning, cfg, device, checkpoint, run, folder.name)
+    checkpoint = folder / "training.pt"
+    state = fine_tune(model, tuning, cfg, device, run, checkpoint.absolute())
     metrics = dict.fromkeys(task.metrics, -1.0)
     outputs = {}
     if state["best"]:
@@ -285,7 +269,7 @@ def finetune_job(model, tuning, cfg, folder, run):
             metrics = write_outputs(task, outputs, folder)
     except Diverged as error:
         state["diverged"] = str(error)
-    checkpoint.remove()
+    checkpoint.unlink(missing_ok=True)
     result = {"job": folder.name, "task": task.name, "metrics": metrics,
               "diverged": state["diverged"], **task.context()}
     return result, outputs
@@ -307,13 +291,13 @@ def write_outputs(task, outputs, folder):
 # --predict: a file of the user's own
 
 
-def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
+def open_file(command, cfg, tokenizer, recipes, kinds=None):
     """The Task with one split, the examples of --predict's file, for the model of --init: RUN/TASK,
-    or in albert.py a folder of --export. name: of its task, if config.json lacks it."""
+    or in albert.py a folder of --export."""
     path = existing(command.value, "name a file of your own")
     record = read_json(Path(cfg.init) / "config.json", "name RUN/TASK, a model of --finetune")
     settings = record.get("settings", record)
-    name = name or settings.get("tasks")
+    name = record.get("task") or record.get("finetuning_task", "")
     own = folder_task.read_spec(cfg.init)
     tuned = record.get("action") == "finetune" or "program" not in record
     if not tuned or not own and name not in recipes:
@@ -357,27 +341,77 @@ def answer_file(command, cfg, task, outputs):
 # Several runs of several tasks
 
 
-def run_jobs(ranks, folder, jobs, work, from_mnli=FROM_MNLI):
-    """[work(job, start) for each job], distributed over the processes, each kept as
-    folder/jobs/JOB.json.
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What a paper supplies for fine-tuning and prediction.
 
-    jobs: {job: task's name}. work returns {"job", "task", "metrics", "diverged", ...} and keeps its
-    files in folder/jobs/JOB/. start: None, or the folder of the best MNLI job, for tasks of
-    from_mnli, which come last.
-    """
-    folder = Path(folder) / "jobs"
-    late = [job for job, task in jobs.items() if task in from_mnli and "MNLI" in jobs.values()]
-    early = [job for job in jobs if job not in late]
+    recipes(cfg): {task: Recipe}. load_pretrained(cfg, command): as in the paper file.
+    begin(task, source, cfg, number, device): the model of run `number` of a task, moved to the
+    device, its Tuning, a line on its weights, and the number of trained positions or None.
+    load(task, source, cfg): the model of a fine-tuned source, to predict. keep(task, outputs,
+    folder): keeps more files of a job, or None. means: as in summarise. kinds: {name: class} of
+    tasks besides GLUE and SQuAD. from_mnli: tasks that start from MNLI's best run, if it is among
+    the tasks."""
+    recipes: Callable
+    load_pretrained: Callable
+    begin: Callable
+    load: Callable
+    keep: Callable | None = None
+    means: dict = dataclasses.field(default_factory=dict)
+    kinds: dict = dataclasses.field(default_factory=dict)
+    from_mnli: tuple = ()
 
-    def share(stage, start):
-        return share_out(ranks, stage, folder, "fine-tuning", lambda job: work(job, start),
-                         # an unknown task comes last
-                         cost=lambda job: -[*LONGEST_FIRST, jobs[job]].index(jobs[job]))
 
-    results = share(early, None)
-    mnli = [result for result in results if result["task"] == "MNLI" and not result["diverged"]]
-    best = folder / max(mnli, key=main_score)["job"] if mnli else None
-    return results + share(late, best) if late else results
+def finetune_tasks(method, names, source, data, cfg, run):
+    """Fine-tune all tasks, cfg.runs times each, distributed over the processes. Returns the
+    summary."""
+    jobs = {f"{name}-{number}": name for name in names for number in range(cfg.runs)}
+    late = {job for job, name in jobs.items() if name in method.from_mnli and "MNLI" in names}
+
+    @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
+    def task(name):
+        return open_task(name, cfg, data.tokenizer, method.recipes(cfg), method.kinds)
+
+    def each(chosen, start):
+        return run.each(
+            "jobs", [job for job in jobs if job in chosen],
+            lambda job: train_task(method, start, task(jobs[job]), data, cfg, run, job),
+            cost=lambda job: -[*LONGEST_FIRST, jobs[job]].index(jobs[job]))  # an unknown task last
+
+    results = each(jobs.keys() - late, source)
+    if late:
+        mnli = [each for each in results.values()
+                if each["task"] == "MNLI" and not each["diverged"]]
+        if mnli:
+            best = run.folder / "jobs" / max(mnli, key=main_score)["job"]
+            settings = dataclasses.replace(cfg, init=str(best))
+            source = method.load_pretrained(settings, run.command)
+        results |= each(late, source)
+    return on_main(run.ranks, summarise, run.folder, [*results.values()], method.means)
+
+
+def train_task(method, source, task, data, cfg, run, job):
+    """Run TASK-NUMBER of a task: training, then predictions. jobs/JOB/ keeps the model, predictions
+    and official files."""
+    folder = run.folder / "jobs" / job
+    number = int(job.rpartition("-")[2])
+    model, tuning, note, trained = method.begin(task, source, cfg, number, run.ranks.device)
+    print0(run.ranks, f"{job}: {note}")
+    result, outputs = finetune_job(model, tuning, cfg, folder, run.alone(job))
+    if outputs:
+        if method.keep:
+            method.keep(task, outputs, folder)
+        keep_model(folder, run.command, cfg, data.tokenizer, trained, task.name, model=model)
+    return result
+
+
+def predict_file(method, source, tokenizer, cfg, command, ranks):
+    """--predict: the user's own file, with RUN/TASK of --init. Prints the file of the
+    predictions."""
+    task = open_file(command, cfg, tokenizer, method.recipes(cfg), method.kinds)
+    model = method.load(task, source, cfg).to(ranks.device)
+    outputs = predict(model, task, *task.splits, cfg, ranks.device)
+    print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
 
 def summarise(folder, results, means):
@@ -444,7 +478,7 @@ def percent(scores):
 def print_summary(run, cfg):
     """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and
     their means."""
-    result = run.finished()
+    result = run.result
     kept = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
     for name, entry in result["tasks"].items():
         scores = {entry["headline"]: entry["median"]} | {
@@ -469,9 +503,9 @@ def print_summary(run, cfg):
             print0(run.ranks, f"{name}: {entry['description']}")
         if name in kept:
             words = "--predict", entry.get("file", "FILE"), "--init", run.folder / name
-            run.print_result(cfg, f"{name}/checkpoint.pt", *words)
+            run.print_next(cfg, f"{name}/checkpoint.pt", *words)
         elif not entry["diverged"]:  # --ensemble has only predictions
-            run.print_result(cfg, name)
+            run.print_next(cfg, name)
     if kept:
         print0(run.ranks, "--predict takes a file of your own in this format; it needs no labels")
     if result["means"]:

@@ -21,7 +21,6 @@ from pathlib import Path
 from common import glue, tasks
 from common.cli import UserError
 from common.files import read_json, read_text, write_json
-from common.run import PREPARED, WRITES
 
 SPLITS = ("train", "dev", "test")
 ENDINGS = (".tsv", ".csv")
@@ -31,6 +30,8 @@ SEPARATORS = {";": "a semicolon", "\t": "a tab", ",": "a comma", "|": "a bar"}
 SPEC = "task.json"  # next to a fine-tuned model: its OwnSpec
 FIX = "a folder with a task of your own needs a train and a dev file, .tsv or .csv"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+RESERVED = {"", "jobs", "tensorboard"}  # other folders in the run folder of a fine-tuning
+RUN_FILES = (".json", ".jsonl", ".pt", ".model", ".txt", ".lock")  # endings of files there
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
@@ -54,7 +55,7 @@ class FolderName(str):
     def __new__(cls, path):
         name = super().__new__(cls, Path(path).resolve().name)
         name.path = Path(path)
-        if name in (*WRITES, *PREPARED, "") or name[0] == "." or {*name} & {*"*?["}:
+        if name in RESERVED or name[0] == "." or name.endswith(RUN_FILES):
             raise UserError(f"{path}: a task cannot be called {str(name)!r}; rename the folder")
         return name
 

@@ -1,18 +1,32 @@
-"""Run folders, checkpoints, a queue of jobs, and initial weights.
+"""Run folders, training loops that can be stopped, queues of jobs, and initial weights.
 
-A run folder holds config.json, log.jsonl, checkpoint.pt and done.json. The same command continues a
-stopped run. log.jsonl and mformer.py's history.jsonl grow line by line, and a line that a crash cut
-short is dropped. Every other file is written whole or not at all (common/files.py).
+    run = Run(cfg, command, ranks, data)          # refuses the results of other settings or data
+    run.once(file, function, *arguments)          # one JSON value, computed once
+    run.each(folder, jobs, work)                  # one JSON value per job, shared by the processes
+    loop = Loop(run, "pretrain", cfg, model=model, optimizer=optimizer)
+    for step, batches in loop(batches):           # a training with checkpoint, bar, log and stop
+        ...
+        loop.after(step, numbers, batches)
+
+These are the only ways to keep results. The same command continues a stopped run. A run folder
+holds config.json, log.jsonl, checkpoint.pt and done.json. log.jsonl grows line by line, and a line
+that a crash cut short is dropped. Every other file is written whole or not at all
+(common/files.py).
 """
+import atexit
 import contextlib
+import copy
 import dataclasses
 import json
+import math
+import os
 import platform
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import namedtuple
@@ -20,26 +34,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
-from common.cli import Stop, UserError
-from common.distributed import (
-    broadcast, on_main, peak_memory, progress, print0, stop_requested, stopping, to_host,
-    uninterrupted)
+from common.cli import Diverged, Stop, UserError, group_of
 from common.files import (
-    fingerprints, load_file, lock, newest, partials, previous, read_json, save_file, write_atomic,
-    write_json)
+    fingerprints, load_file, lock, partials, read_json, save_file, write_atomic, write_json)
+from common.launch import (
+    agree, broadcast, noting_sigterm, on_main, peak_memory, prefetch, print0, reduce_mean, to_host)
 
 LOCK = "run.lock"
-# settings that a resumed run may change. They are recorded again
-MAY_DIFFER = {"out", "restart", "device", "compile", "recompute", "save_every", "tensorboard"}
-# names in a run folder that --restart deletes, besides `writes`
-WRITES = ("log.jsonl", "history.jsonl", "done.json", "best.json", "best.py",
-          "best.pt", "best.mmd", "checkpoint.pt", "checkpoint.pt.previous", "corpus", "jobs",
-          "spiece.model", "vocab.txt", "tokenizer_config.json", "tensorboard")
-# files that a run may have before its first step. "text" and later names are mformer.py's
-PREPARED = {LOCK, "config.json", "log.jsonl", "tensorboard", "corpus", "spiece.model", "vocab.txt",
-            "tokenizer_config.json", "text", "valid", "images.json"}
-KIND = ("program", "action", "dry_run")  # a folder of another kind is refused, even with --restart
+EXECUTION = "execution"  # the group of settings that may differ when a run continues
+KIND = ("program", "action")  # a folder of another kind is refused, even with --restart
+MODELS = ("init", "teacher", "tokenizer", "latencies", "ensemble")  # flags that name models or runs
 
 
 # Run folders
@@ -78,90 +84,97 @@ def as_json(value):
     return json.loads(json.dumps(value))
 
 
-def identity(record):
-    """{name: value}: the kind of a run and its settings as given."""
-    return {key: record.get(key) for key in KIND} | record.get("asked", {})
+def model_files(cfg):
+    """{flag: files} of the models, runs and tokenizers that the settings name. A run folder is
+    represented by its checkpoints."""
+    reads = {}
+    for flag in MODELS:
+        value = getattr(cfg, flag, ())
+        files = []
+        for path in filter(None, [value] if isinstance(value, str) else value):
+            inside = [*Path(path).glob("checkpoint.pt")]  # else the checkpoints of its parts
+            files += map(str, inside or sorted(Path(path).glob("*/checkpoint.pt")) or [path])
+        if files and files not in reads.values():  # the tokenizer is often --init's
+            reads[flag] = files
+    return reads
 
 
-class Result(dict):
-    """The result of the finished run in a folder. Raises UserError for a missing key."""
-
-    def __init__(self, folder):
-        super().__init__(read_json(folder / "done.json"))
-        self.folder = folder
-
-    def __missing__(self, key):
-        raise UserError(f"{self.folder / 'done.json'}: lacks {key}; made by an older version of "
-                        "this program; choose another --out, or --restart to begin again")
+def temporary_folder(program):
+    """A new folder below runs/ that is deleted when this process ends."""
+    Path("runs").mkdir(exist_ok=True)
+    folder = tempfile.mkdtemp(prefix=f"{program}-dry-run-", dir="runs")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
-class RunFolder:
+class Run:
     """The folder of one run. Rank 0 makes it and holds its lock.
 
-    Refuses the folder of another run (another identity or other data) that has computed something.
-    If it has computed nothing, as after a mistake, the folder is reused. With cfg.restart, deletes
-    the files of a run of the same kind.
+    A run is identified by its program, action and settings, except the group EXECUTION, and by the
+    content of the files that it reads. Results of another run are refused. A folder without results
+    is taken over, as after a mistake. --restart renames the folder. A dry run has a temporary
+    folder, unless --out is given.
 
-    reads: {flag: files and folders that the run reads}. Their fingerprints are compared, unless
-    earlier commands read nothing of the flag: a search can run one phase at a time. settings: of
-    the run's identity. Default: all of cfg. compared: settings of MAY_DIFFER that must agree.
-    replaces: more settings that may differ. hint: another fix, for the message that refuses other
-    settings. writes: more names that --restart deletes.
+    cfg: all settings, with those that follow from the data. data: has files, {flag: paths that are
+    read}. facts: more entries of config.json.
+
+    result: what finish() was given, by this process or an earlier one, else None.
     """
 
-    def __init__(self, cfg, command, ranks, reads, settings=None, compared=(), writes=(),
-                 replaces=(), hint=""):
+    def __init__(self, cfg, command, ranks, data, **facts):
         self.command = command
-        self.may_differ = (MAY_DIFFER - {*compared}) | {*replaces}
-        self.hint = hint
-        self.writes = tuple(map(str, writes))  # pathlib refuses subclasses of str
-        self.folder = Path(cfg.out)
         self.ranks = ranks
+        self.job = ""
         self.began = time.time()
-        asked = as_json(settings or dataclasses.asdict(cfg))
+        self.restart = cfg.restart
+        out = cfg.out or on_main(ranks, temporary_folder, command.program)
+        self.folder = Path(out)
+        self.may_differ = {field.name for field in dataclasses.fields(cfg)
+                           if group_of(type(cfg), field.name) == EXECUTION}
         self.record = {
             "program": command.program,
             "action": command.action,
-            "dry_run": cfg.dry_run,
-            "asked": asked,
-            "settings": {**asked},
+            "value": command.value,
+            "computed": False,
+            "settings": as_json(dataclasses.asdict(cfg)),
             "argv": sys.argv,
             "processes": ranks.size,
-            "writes": self.writes,
             **environment(),
+            **facts,
         }
-        writer = tensorboard_writer() if asked.get("tensorboard") else None
-        self.new = on_main(ranks, self._open, cfg.restart, reads)  # nothing is computed
+        writer = tensorboard_writer() if cfg.tensorboard else None
+        self.result = on_main(ranks, self._open, {**data.files, **model_files(cfg)})
         self.board = writer(self.folder / "tensorboard") if writer and ranks.main else None
+        if getattr(data, "tokenizer", None):
+            on_main(ranks, data.tokenizer.save, self.folder)
 
-    def _open(self, restart, reads):
-        """Make the folder, or open it and check that it is the same run's. Returns whether nothing
-        has been computed in it."""
+    def _open(self, reads):
+        """Make the folder, or open it and check that it is the same run's. Returns the result of a
+        finished run."""
         self._refuse_overlap(reads)
         config = self.folder / "config.json"
         old = read_json(config) if config.exists() else {}
-        names = self._names()
-        computed = bool(names - PREPARED) or b'"phase"' in self._log_text()
         same_kind = all(old.get(key) == self.record[key] for key in KIND)
-        if not same_kind and (computed or "asked" not in old and names - {LOCK}):
+        if self._has_files() and not same_kind:
             raise UserError(f"{self.folder}: not a run folder of {self.command.program}.py "
-                            f"--{self.record['action']}; choose another --out")
+                            f"--{self.command.action}; choose another --out")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock(self.folder / LOCK)
+        # torchrun runs the same command again after a failure
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        if self.restart and first and old:
+            self._rename()
+            old = {}
         self.record["read"] = {flag: fingerprints(files) for flag, files in reads.items()}
-        difference = "" if restart or not old else self._difference(old)
-        if computed and difference:
-            raise UserError(f"{self.folder}: {difference}")
-        if restart:
-            self._clear({*WRITES, *old.get("writes", ())})  # may have had other tasks
-        elif difference:  # data.inputs.open_corpus replaces a corpus that was made from other text
-            self._clear({*WRITES} - {"corpus"})
-        elif computed:
+        if old.get("computed"):
             self._resume(old)
+        else:
+            (self.folder / "log.jsonl").unlink(missing_ok=True)
         for left in partials(self.folder):
             left.unlink()
         write_json(config, self.record)
-        return restart or not computed
+        done = self.folder / "done.json"
+        return read_json(done) if done.exists() else None
 
     def _refuse_overlap(self, reads):
         """UserError if a file or folder that is read and the run folder contain each other."""
@@ -172,64 +185,73 @@ class RunFolder:
                 raise UserError(f"{path} is read, {self.folder} is written, and one contains the "
                                 "other; choose another --out")
 
-    def _names(self):
-        """Names of files, and of folders with a file, in the folder."""
-        files = {*filter(Path.is_file, self.folder.rglob("*"))} - {*partials(self.folder)}
-        return {path.relative_to(self.folder).parts[0] for path in files}
+    def _has_files(self):
+        return any(path.is_file() and path.name != LOCK for path in self.folder.rglob("*"))
 
-    def _log_text(self):
-        log = self.folder / "log.jsonl"
-        return log.read_bytes() if log.exists() else b""
+    def _rename(self):
+        """Move the folder out of the way, with its lock held, and make a new one."""
+        while (old := Path(f"{self.folder.absolute()}{time.strftime('-%Y%m%d-%H%M%S')}")).exists():
+            time.sleep(0.1)
+        self.folder.rename(old)
+        self.folder.mkdir()
+        lock(self.folder / LOCK)
+        print(f"{self.folder}: the old run is now {old}", flush=True)
 
     def _resume(self, old):
-        """Continue the record and the log of the folder, without a line that a crash cut short."""
-        asked = self.record["asked"]
-        new = {name: asked[name] for name in self.may_differ & asked.keys()}
-        self.record = old | {
-            "read": old["read"] | self.record["read"],
-            "asked": old["asked"] | new,
-            "settings": old["settings"] | new,
-        }
-        text = self._log_text()
-        write_atomic(self.folder / "log.jsonl", text[:text.rfind(b"\n") + 1])
+        """Continue the record and the log of a run with results. UserError if it is another."""
+        difference = self._difference(old)
+        if difference:
+            raise UserError(f"{self.folder}: {difference}")
+        changed = {name: self.record["settings"][name] for name in self.may_differ}
+        self.record = old | {"settings": old["settings"] | changed}
+        log = self.folder / "log.jsonl"
+        text = log.read_bytes() if log.exists() else b""
+        write_atomic(log, text[:text.rfind(b"\n") + 1])  # without a line that a crash cut short
         self._append({"event": "resumed", "time": time.time(), "processes": self.ranks.size,
                       **environment()})
 
     def _difference(self, old):
         """How the run in the folder differs from this one, with a fix, or ""."""
-        before = identity(old)
-        now = identity(self.record)
+        before = {**old["settings"], "--" + old["action"]: old["value"]}
+        now = {**self.record["settings"], "--" + old["action"]: self.command.value}
         if before.keys() != now.keys():
             return ("made by another version of this program, which alone can continue it; choose "
-                    "another --out (--restart would delete this run)")
+                    "another --out, or --restart, which renames this run")
         differ = [f"{name} ({before[name]} there, {value} here)" for name, value in now.items()
                   if name not in self.may_differ and before[name] != value]
         differ += [f"the files of --{flag} have changed"
-                   for flag, files in self.record["read"].items()
-                   if old["read"].get(flag, files) != files]
+                   for flag in sorted(old["read"].keys() | self.record["read"].keys())
+                   if old["read"].get(flag) != self.record["read"].get(flag)]
         if not differ:
             return ""
         return (f"made with other settings or data: {'; '.join(differ)}; give those (--accumulate "
-                "if the number of processes differs), choose another --out, or --restart to begin "
-                f"again{self.hint}")
+                "if the number of processes differs), choose another --out, or --restart, which "
+                "renames this run and begins again")
 
-    def _clear(self, names):
-        """Delete these names and `writes`. Removes links, not their targets."""
-        for name in (*names, *self.writes):
-            for path in self.folder.glob(name):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+    def alone(self, job=""):
+        """This run as seen from a job in one process. `job` is in the lines of its log."""
+        own = copy.copy(self)
+        own.ranks = self.ranks.alone()
+        own.job = job
+        return own
+
+    def mark_computed(self):
+        """Note in config.json that the folder has results, so that other settings are refused."""
+        if not self.record["computed"]:
+            self.record["computed"] = True
+            if self.ranks.main:
+                write_json(self.folder / "config.json", self.record)
 
     def _append(self, record):
         with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def log(self, phase, step, every_rank=False, dev=None, **values):
-        """Write one line of log.jsonl, on rank 0, or with every_rank on each calling rank. values:
-        listed in data/README.md. dev: {name: number} on held-out data, written as dev_NAME."""
-        if self.ranks.main or every_rank:
+    def log(self, phase, step, dev=None, **values):
+        """Write one line of log.jsonl, on rank 0 or in a job. values: listed in data/README.md.
+        dev: {name: number} on held-out data, written as dev_NAME."""
+        if self.job:
+            values = {"job": self.job, **values}
+        if self.ranks.main:
             held_out = {f"dev_{name}": value for name, value in (dev or {}).items()}
             values |= {**held_out, "memory_mb": round(peak_memory(self.ranks.device)),
                        "seconds": round(time.time() - self.began, 3)}
@@ -241,31 +263,72 @@ class RunFolder:
                     self.board.add_scalar(f"{prefix}/{name}", value, step)
             self.board.flush()
 
-    def save_settings(self, cfg, **facts):
-        """Write the resolved settings and more facts to config.json, once the data are open.
-        `asked` keeps the settings as given."""
-        if self.ranks.main:
-            asked = self.record["asked"]
-            # a phase that opens no data keeps the settings that another phase resolved
-            self.record["settings"] |= {
-                name: value for name, value in as_json(dataclasses.asdict(cfg)).items()
-                if value != asked[name]}
-            self.record |= facts
-            write_json(self.folder / "config.json", self.record)
+    def once(self, file, function, *arguments):
+        """function(*arguments), a JSON value, computed on rank 0 and kept in a file of the folder.
+        Loaded if the file is there."""
+        path = self.folder / file
 
-    def finished(self):
-        """The result of finish(), or None for an unfinished run."""
-        there = (self.folder / "done.json").exists
-        return on_main(self.ranks, lambda: Result(self.folder) if there() else None)
+        def value():
+            if not path.exists():
+                result = function(*arguments)
+                self.mark_computed()
+                write_json(path, result)
+            return read_json(path)
+
+        return on_main(self.ranks, value)
+
+    def each(self, folder, jobs, work, cost=lambda name: 0, report=None, processes=None):
+        """{name: work(name)} of jobs, JSON values, kept as FOLDER/NAME.json of the run and not
+        computed again.
+
+        The next free process runs the remaining job with the highest cost. processes: how many
+        work, or None for all. 1 for what is timed. report(name, value): called on rank 0 for each
+        value. A job calls no collective operation: it runs on one process, in run.alone(). Raises
+        Stop on every rank after SIGTERM on any, between jobs or where a Loop in a job has saved.
+        """
+        self.mark_computed()
+        place = self.folder / folder
+        place.mkdir(parents=True, exist_ok=True)
+        paths = {name: place / f"{name}.json" for name in jobs}
+        order = sorted(jobs, key=cost, reverse=True)
+        queue = _Queue(self.ranks, len(order), processes)
+        unreported = list(paths) if self.ranks.main else []
+
+        def update(bar):
+            for name in [name for name in unreported if paths[name].exists()]:
+                unreported.remove(name)
+                if report:
+                    report(name, read_json(paths[name]))
+            bar.update(len(paths) - len(unreported) - bar.n)
+
+        made = sum(path.exists() for path in paths.values())
+        with noting_sigterm(), progress(self.ranks, len(paths), folder, made) as bar:
+            update(bar)
+            with contextlib.suppress(Stop):  # a stopped rank meets the others below
+                for turn in queue:
+                    path = paths[order[turn]]
+                    if not path.exists():
+                        write_json(path, work(order[turn]))
+                    update(bar)
+            queue.close()
+            if agree(self.ranks)[0]:
+                raise Stop
+            update(bar)
+        return {name: read_json(path) for name, path in paths.items()}
 
     def finish(self, result):
-        """Mark the run as finished with its (JSON) result."""
+        """Mark the run as finished with its result, a JSON object."""
+        self.mark_computed()
         if self.ranks.main:
             write_json(self.folder / "done.json", result)
+        self.result = as_json(result)
 
-    def print_result(self, cfg, best, *words, same=("preset", "task", "device")):
+    def print_next(self, cfg, best, *words, same=("task", "device")):
         """Print the folder and the best file of a finished run, and the next command: these words,
         and the given flags among `same`."""
+        if not cfg.out:
+            print0(self.ranks, f"dry run of --{self.command.action}: passed")
+            return
         print0(self.ranks, f"{self.folder}: finished (--restart begins again); "
                            f"best: {self.folder / best}")
         if not words or cfg.dry_run:
@@ -277,78 +340,221 @@ class RunFolder:
         print0(self.ranks, f"next: python {self.command.program}.py {shlex.join(map(str, words))}")
 
 
-class Checkpoint:
-    """Saves and restores named objects that have state_dict and load_state_dict, and small values.
+class _Queue:
+    """Turns 0, 1, ... of a queue that processes share, until SIGTERM. Each turn is drawn once."""
 
-    save(step=..., ...) runs on every rank, and rank 0 writes. restore() returns the values of the
-    last save, or {}. If the newest file is missing or damaged, the previous one is used."""
-
-    def __init__(self, path, ranks, **owned):
-        self.path = Path(path)
+    def __init__(self, ranks, length, processes=None):
         self.ranks = ranks
+        self.length = length
+        self.idle = processes is not None and ranks.rank >= processes
+        self.store = ranks.store or dist.HashStore()
+        # a new counter per queue: a process that died has drawn nothing
+        self.counter = broadcast(ranks, f"queue {time.time_ns()}")
+
+    def __iter__(self):
+        while not self.idle and not self.ranks.stop.is_set():
+            turn = self.store.add(self.counter, 1)
+            if turn > self.length:
+                return
+            yield turn - 1
+
+    def close(self):
+        """No process draws another turn."""
+        if not self.idle:
+            self.store.add(self.counter, self.length)
+
+
+# Training loops
+
+SAVE_MINUTES = 30  # between checkpoints at most, so that a kill loses no more
+TEMPORARY = ("optimizer", "average")  # objects that a finished loop does not leave
+
+
+def set_rate(optimizer, rate):
+    """Set the learning rate of all parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def progress(ranks, total, label, start=0, inside=False):
+    """A tqdm bar on rank 0, drawn at most once per second to keep logs short. inside: below another
+    bar. A loop of less than a second shows nothing there, and a finished bar disappears."""
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    return tqdm(total=total, initial=start, desc=label, disable=not (ranks.main and first),
+                mininterval=1, leave=not inside, delay=1 if inside else 0)
+
+
+class Loop:
+    """A training of `steps` steps that continues where it was stopped. See the top of this file.
+
+    run: the log gets a line at least twenty times, every 100 steps, every minute, and with each
+    evaluation and save. In a job it is run.alone(). None: nothing is logged, and `ranks` is given.
+    name: of the phase, in bars and in the log. cfg: has steps and save_every, unless given. file:
+    the checkpoint in the run folder, or a path, or None for none. evaluate_at: numbers of steps
+    after which evaluates() is true. Default: the planned saves before the last. save_at: planned
+    saves. Default: every save_every steps, counted back from the last. unit: what a step is counted
+    in. owned: objects with state_dict and load_state_dict.
+
+    begin: finished steps. state: a small dictionary that is saved too. speed: units per second.
+
+    A checkpoint is also saved every SAVE_MINUTES, and after SIGTERM on any process, which raises
+    Stop. A finished loop leaves its weights and its state, and has no steps when it is made again.
+    The host waits for a GPU only to log, evaluate and save.
+    """
+
+    def __init__(self, run, name, cfg, *, ranks=None, steps=None, file="checkpoint.pt",
+                 evaluate_at=None, save_at=None, unit="tokens", **owned):
+        self.run = run
+        self.name = name
+        self.ranks = ranks or run.ranks
+        self.steps = cfg.steps if steps is None else steps
+        self.path = Path(run.folder if run else "", file) if file else None
         self.owned = owned
+        self.unit = unit
+        self.save_at = save_at
+        if save_at is None:
+            self.save_at = range(self.steps, 0, -(getattr(cfg, "save_every", 0) or self.steps or 1))
+        self.evaluate_at = evaluate_at
+        if evaluate_at is None:
+            self.evaluate_at = [*self.save_at][1:]
+        log_every = max(1, min(100, self.steps // 20))
+        self.log_at = {*range(log_every, self.steps + 1, log_every)}
+        self.means = Means(self.ranks, unit)
+        self.speed = None
+        self.begin = 0
+        self.state = {}
+        self._restore()
 
-    def save(self, **values):
+    def _restore(self):
+        """Load the checkpoint, if there is one."""
+        if not self.path or not on_main(self.ranks, self.path.exists):
+            return
+        try:
+            saved = load_file(self.path, self.ranks.device)
+        except UserError as error:
+            raise UserError(f"{error}; --restart begins its run again") from None
+        for name, each in self.owned.items():
+            if name in saved["owned"]:  # a finished loop has no optimizer
+                each.load_state_dict(saved["owned"][name])
+        self.state = saved["state"]
+        self.begin = saved["step"]
+
+    def _save(self, step, names):
+        """Write the checkpoint, with the objects of these names."""
+
         def write():
-            owned = {name: each.state_dict() for name, each in self.owned.items()}
-            save_file(self.path, {"values": values, "owned": owned})
+            owned = {name: self.owned[name].state_dict() for name in names}
+            save_file(self.path, {"step": step, "state": self.state, "owned": owned})
 
-        with uninterrupted():
+        if self.path:
+            if self.run:
+                self.run.mark_computed()
             on_main(self.ranks, write)
 
-    def restore(self):
-        """Load the newest readable save into the owned objects. Returns its values."""
-        # rank 0 reads the files to choose one, and each rank reads that one onto its device
-        name = on_main(self.ranks, lambda: newest(self.path).path)
-        if not name:
-            return {}
-        state = load_file(name, self.ranks.device)
-        for key, each in self.owned.items():
-            each.load_state_dict(state["owned"][key])
-        return state["values"]
-
     def remove(self):
-        """Delete the files, which a finished job does not need."""
-        if self.ranks.main:
-            for path in (self.path, previous(self.path)):
-                path.unlink(missing_ok=True)
+        """Delete the checkpoint, which a finished job does not need."""
+        if self.path and self.ranks.main:
+            self.path.unlink(missing_ok=True)
+
+    def saves(self, step):
+        """Whether a save is planned after this step, counted from 0."""
+        return step + 1 in self.save_at
+
+    def evaluates(self, step):
+        """Whether the model is to be evaluated after this step, counted from 0. Evaluations come
+        before the save, since a resumed run repeats them."""
+        return step + 1 in self.evaluate_at
+
+    def __call__(self, items=None):
+        """Yield (step, item) for each step that is left. items: of the steps from `begin`, made
+        ahead on a GPU. Default: None for each."""
+        if self.begin == self.steps:
+            return
+        ranks = self.ranks
+        steps = range(self.begin, self.steps)
+        inside = not self.run or bool(self.run.job)
+        items = [None] * len(steps) if items is None else prefetch(items, ranks.device)
+        now = time.monotonic()
+        self.saved = now
+        self.logged = now
+        with (noting_sigterm(),
+              progress(ranks, self.steps, self.name, self.begin, inside) as self.bar):
+            for step, item in zip(steps, items):
+                yield step, item
+        kept = [name for name in self.owned if name not in TEMPORARY]
+        self._save(self.steps, kept)
+
+    def after(self, step, numbers, batches=(), dev=None, **values):
+        """End a step: show, log and save what is due. Raises Diverged, and Stop after SIGTERM.
+
+        numbers: the tensors () of train_step. batches: of this process, to count units. dev:
+        numbers of an evaluation. values: more numbers for the log."""
+        done = step + 1
+        self.means.add(numbers, batches)
+        self.bar.update()
+        now = time.monotonic()
+        save = self.ranks.main and now - self.saved >= 60 * SAVE_MINUTES
+        log = self.ranks.main and now - self.logged >= 60
+        stop, save, log = agree(self.ranks, save, log)
+        save = save or stop or self.saves(step)
+        if log or save or dev or done in self.log_at:
+            self.logged = now
+            self._log(done, dev, values)
+        if save and done < self.steps:  # after the last step only weights are saved
+            self.saved = now
+            self._save(done, self.owned)
+            if stop:
+                raise Stop
+
+    def _log(self, done, dev, values):
+        means = self.means.take(done)
+        self.speed = means.get(f"{self.unit}_per_second")
+        if self.run:
+            self.run.log(self.name, done, dev=dev, **values, **means)
+        shown = {"loss": means.get("loss"), **(dev or {}), "per_s": self.speed}
+        shown = {name: value for name, value in shown.items() if isinstance(value, (int, float))}
+        self.bar.set_postfix(shown, refresh=False)
 
 
-def share_out(ranks, names, folder, label, work, cost=lambda name: 0, report=None):
-    """[work(name) for each name], JSON objects. The next free process runs the remaining name with
-    the highest cost. Results are kept as folder/NAME.json and not computed again. label: of the
-    bar. report(name, result): called on rank 0 for the results of all processes. Raises Stop on
-    every rank after SIGTERM on any."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: folder / f"{name}.json" for name in names}
-    order = sorted(names, key=cost, reverse=True)
-    store = ranks.store or dist.HashStore()
-    # a new counter per call: a process that died has claimed nothing
-    counter = broadcast(ranks, f"share_out {time.time_ns()}")
-    unreported = list(names) if ranks.main else []
-    made = sum(path.exists() for path in paths.values())
+class Means:
+    """Means of the results of train_step over the steps since the last take() and over the
+    processes. The host does not wait for a GPU before take()."""
 
-    def update(bar):
-        for name in [name for name in unreported if paths[name].exists()]:
-            unreported.remove(name)
-            if report:
-                report(name, read_json(paths[name]))
-        bar.update(len(names) - len(unreported) - bar.n)
+    def __init__(self, ranks, unit="tokens"):
+        self.ranks = ranks
+        self.unit = unit
+        self.began = math.inf  # the first steps, which may compile, do not count
+        self._reset()
 
-    with progress(ranks, len(names), label, made) as bar:
-        with contextlib.suppress(Stop):  # a stopped rank meets the others below
-            update(bar)
-            while (turn := store.add(counter, 1)) <= len(order) and not stop_requested():
-                path = paths[order[turn - 1]]
-                if not path.exists():
-                    write_json(path, work(order[turn - 1]))
-                update(bar)
-        store.add(counter, len(order))  # no other rank starts a job
-        if stopping(ranks):
-            raise Stop
-        update(bar)
-    return [read_json(paths[name]) for name in names]
+    def _reset(self):
+        self.sums = {}
+        self.steps = 0
+        self.units = 0
+
+    def add(self, numbers, batches=()):
+        """numbers: {name: tensor ()} of one step. batches: of this process."""
+        for name, value in numbers.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+        self.steps += 1
+        for batch in batches:
+            self.units += batch.get("ids", batch["labels"]).numel()
+
+    def take(self, step):
+        """{name: mean}, and the speed of all processes if there were units, None at first. Raises
+        Diverged on every rank if a mean is NaN or infinite at this step."""
+        sums = torch.stack([*self.sums.values()]) / self.steps
+        means = dict(zip(self.sums, reduce_mean(self.ranks, *sums.tolist())))
+        passed = time.perf_counter() - self.began  # 0 if the clock of a virtual machine stands
+        units = self.units
+        self._reset()
+        self.began = time.perf_counter()
+        for name, value in means.items():
+            if not math.isfinite(value):
+                raise Diverged(f"{name} is NaN or infinite at step {step}")
+        if units:
+            speed = round(self.ranks.size * units / passed) if passed > 0 else None
+            means[f"{self.unit}_per_second"] = speed
+        return means
 
 
 # Weights that a model starts from
@@ -379,12 +585,12 @@ def settings_from(cfg, command, settings, source, names, also=()):
     return taken
 
 
-# a run folder's config.json, and the objects in its newest checkpoint, {name: weights}
-Run = namedtuple("Run", "record owned")
+# a run folder's config.json, and the objects in its checkpoint, {name: weights}
+Saved = namedtuple("Saved", "record owned")
 
 
 def read_run(path, cfg, program, actions):
-    """The Run of a folder from one of these actions of this program. Raises UserError for other
+    """The Saved of a run folder from one of these actions of this program. Raises UserError for other
     folders."""
     folder = Path(path)
     config = folder / "config.json"
@@ -394,15 +600,16 @@ def read_run(path, cfg, program, actions):
                         "name another")
     if dataclasses.asdict(cfg).keys() - record["settings"].keys():
         raise UserError(f"{folder}: made by another version of this program; name another run")
-    saved = newest(folder / "checkpoint.pt")
-    if not saved.path:
+    path = folder / "checkpoint.pt"
+    if not path.exists():
         raise UserError(f"{folder}: no checkpoint.pt; for a fine-tuning name one of its models, "
                         f"{folder}/TASK; for another run, wait until it has saved")
+    saved = load_file(path)
     if not (folder / "done.json").exists():
-        warnings.warn(f"{folder}: not finished; its newest checkpoint is used")
+        warnings.warn(f"{folder}: not finished; its checkpoint is used")
     owned = {name: model if name == "optimizer" else finite(model, folder)
-             for name, model in saved.content["owned"].items()}
-    return Run(record, owned)
+             for name, model in saved["owned"].items()}
+    return Saved(record, owned)
 
 
 @torch.no_grad()
@@ -427,19 +634,20 @@ def load_weights(model, weights, source, heads=()):
             f"ignored: {', '.join(ignored) or 'none'}")
 
 
-def keep_model(folder, command, cfg, tokenizer, trained=None, /, **owned):
+def keep_model(folder, command, cfg, tokenizer, trained=None, task="", **owned):
     """Write a folder for read_run: config.json, the tokenizer's file, checkpoint.pt, done.json.
-    trained: the number of trained positions, if known. owned: {name: module, or weights by name}.
-    """
+
+    trained: the number of trained positions, if known. task: the name of the task whose head is
+    included. owned: {name: module, or weights by name}."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here
         left.unlink()
     tokenizer.save(folder)
-    record = {"program": command.program, "action": command.action,
+    record = {"program": command.program, "action": command.action, "task": task,
               "settings": dataclasses.asdict(cfg)}
     write_json(folder / "config.json", record | ({"trained": trained} if trained else {}))
     states = {name: to_host(each.state_dict() if hasattr(each, "state_dict") else each)
               for name, each in owned.items()}
-    save_file(folder / "checkpoint.pt", {"values": {}, "owned": states})
+    save_file(folder / "checkpoint.pt", {"step": 0, "state": {}, "owned": states})
     write_json(folder / "done.json", {})

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from common.cli import UserError
-from common.distributed import generator_of, on_main, send
+from common.launch import generator_of, on_main, send
 from common.files import existing, read_json, write_json
 
 LAYOUT = ("np.savez writes it, with images, uint8 (n, h, h, 3) or (n, h, h), and labels (n,), "

@@ -1,24 +1,23 @@
-"""The inputs of a command: the files of its data flags (default: demo data), and text turned into a
-tokenizer and token files."""
+"""The data of a command: the files of its data flags (default: demo data), and text turned into a
+tokenizer and token files, once, in a cache."""
 import dataclasses
-import os
-from collections import namedtuple
 from pathlib import Path
 
 import torch
 
-from common.cli import UserError, written
-from common.files import read_json
-from common.distributed import on_main, print0
-from common.finetune import is_demo, task_files
+from common.cli import UserError, settings_of, written
+from common.finetune import data_flags, is_demo, task_files
 from common.folder_task import FolderName, read_folder
+from common.launch import on_main, print0
 from common.tokenization import FAST, load_tokenizer
 from data import images, race, translation
 from data.corpus import Corpus
 from data.demo import make_demo
-from data.text import make_corpus, text_files
+from data.text import cached_corpus, text_files
 
-DEMO = Path(__file__).resolve().parent / "demo"
+HERE = Path(__file__).resolve().parent
+DEMO = HERE / "demo"
+CACHE = HERE / "cache"  # of vocabularies and token files, unless --cache is given
 NEAR = 0.02  # above a baseline: the model has learned little more
 DATA = ("glue", "squad", "race", "cifar10", "images", "train_text", "valid_text", "test_text",
         "corpus")
@@ -26,17 +25,16 @@ DATA = ("glue", "squad", "race", "cifar10", "images", "train_text", "valid_text"
 
 @dataclasses.dataclass
 class Data:
-    """The data of a run, None if not needed. tasks: {name: Task}, None for MLM-saved."""
+    """The data of a run, None if not needed. tasks: {name: Task}, None for MLM-saved. flags: {data
+    flag: its value}, with the demo data filled in. files: {flag: the files that it stands for}."""
     device: torch.device
     tokenizer: object = None
     train: Corpus = None
     dev: Corpus = None
     tasks: dict = dataclasses.field(default_factory=dict)
     teacher: torch.nn.Module = None
-
-
-# the values of the data flags of a run, {flag: value}, and their files, {flag: paths}
-Inputs = namedtuple("Inputs", "flags files")
+    flags: dict = dataclasses.field(default_factory=dict)
+    files: dict = dataclasses.field(default_factory=dict)
 
 
 def pick(cfg, names):
@@ -44,67 +42,63 @@ def pick(cfg, names):
     return {name: getattr(cfg, name) for name in names}
 
 
-def find_inputs(ranks, action, data, models, tasks=(), languages=(), opens_tokenizer=True):
-    """The Inputs of a run: the files of all data flags, which default to the demo data. Raises
-    UserError for a missing file before a run folder is touched, so that a wrong path does not cost
-    the run that --restart would replace.
+def open_data(cfg, command, ranks, tasks=(), text=False):
+    """The Data of an action of a BERT: the tokenizer, and with `text` the corpus, after all files
+    of its data flags were found. tasks: names, whose files are only found. Jobs read them.
 
-    data: {data flag of the action: its value}. models: {flag: value} of --init, --tokenizer and
-    other flags that name models and runs. tasks: names, which --glue and --squad must contain.
-    languages: endings of the files of parallel text. opens_tokenizer: open --tokenizer, to find
-    mistakes early.
-    """
-    given = on_main(ranks, find_data, data, tasks, languages, action)  # before demo data are made
-    filled = fill_in(data, models["init"], ranks)
-    files = on_main(ranks, lambda: {
-        **find_models(models, opens_tokenizer),
-        **find_own_tasks(tasks, action),
-        **given,
-        **find_data(filled, tasks, languages, action)})
-    return Inputs(filled, files)
+    UserError for a missing or unsuitable file, before a run folder is touched."""
+    flags = [*data_flags(tasks), *(["corpus"] if text else [])]
+    data = find_data(cfg, command, ranks, pick(cfg, flags), tasks)
+    if text:
+        open_corpus(data, dataclasses.replace(cfg, **data.flags), ranks)
+    else:
+        data.tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    if "vocab_size" in command.given and cfg.vocab_size != data.tokenizer.vocab_size:
+        raise UserError(f"--vocab_size {cfg.vocab_size}: {data.tokenizer.path} has "
+                        f"{data.tokenizer.vocab_size} tokens; leave it out")
+    return data
 
 
-def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init, given):
-    """The text and the vocabulary of --corpus, as Data. given: as in Command.
+def find_data(cfg, command, ranks, values, tasks=(), languages=()):
+    """A Data with the values and the files of data flags, which default to the demo data.
+
+    values: {data flag of the action: its value}. tasks: names, which --glue and --squad must
+    contain. languages: endings of the files of parallel text."""
+    action = command.action
+    given = on_main(ranks, find_files, values, tasks, languages, action)  # before demo data are made
+    data = Data(ranks.device, flags=fill_in(values, cfg.init, ranks))
+    filled = on_main(ranks, find_files, data.flags, tasks, languages, action)
+    data.files = {**given, **filled, **on_main(ranks, find_own_tasks, tasks, action)}
+    return data
+
+
+def open_corpus(data, cfg, ranks):
+    """Open the text and the vocabulary of --corpus in a Data.
 
     A prepared corpus is used with the tokenizer in its folder. Otherwise the tokenizer is
-    --tokenizer or trained, and the token files are made once, in folder/corpus. `folder` is the run
-    folder, where --init looks for the tokenizer."""
-    prepared = Path(corpus[0]) if is_prepared(corpus) else Path(folder) / "corpus"
-
-    def make():  # without a result, which on_main would send to all processes
-        make_corpus(corpus, prepared, vocab_size, tokenizer, workers=os.cpu_count() or 1,
-                    replace=True)
-
-    if not is_prepared(corpus):
-        on_main(ranks, make)
-    loaded = load_tokenizer(tokenizer or prepared)
-    if loaded.mask_id is None:
-        raise UserError(f"{loaded.path}: lacks [MASK], which pre-training needs; use another")
-    train, dev = Corpus(prepared, loaded).split(held_out)
-    summary = train.summary(len(dev.ids), hint=not is_demo(corpus))
-    print0(ranks, f"{' '.join(corpus)}: {summary}")
-    check_size(loaded, vocab_size, given)
-    if init:
-        on_main(ranks, check_vocabulary, Path(init), loaded)
-    on_main(ranks, loaded.save, folder)
-    return Data(ranks.device, loaded, train, dev)
-
-
-def check_size(tokenizer, vocab_size, given):
-    """UserError if --vocab_size is given, and a vocabulary has another size."""
-    if "vocab_size" in given and vocab_size != tokenizer.vocab_size:
-        raise UserError(f"--vocab_size {vocab_size}: {tokenizer.path} has {tokenizer.vocab_size} "
-                        "tokens; leave it out")
+    --tokenizer or trained on the text, and the token files are made once, in the cache."""
+    folder = Path(cfg.corpus[0])
+    if not is_prepared(cfg.corpus):
+        folder = on_main(
+            ranks, cached_corpus, cfg.corpus, cfg.cache or CACHE, cfg.vocab_size, cfg.tokenizer)
+    data.tokenizer = load_tokenizer(cfg.tokenizer or folder)
+    if data.tokenizer.mask_id is None:
+        raise UserError(f"{data.tokenizer.path}: lacks [MASK], which pre-training needs; use "
+                        "another")
+    data.train, data.dev = Corpus(folder, data.tokenizer).split(cfg.held_out)
+    summary = data.train.summary(len(data.dev.ids), hint=not is_demo(cfg.corpus))
+    print0(ranks, f"{' '.join(cfg.corpus)}: {summary}")
+    if cfg.init:
+        on_main(ranks, check_vocabulary, Path(cfg.init), data.tokenizer)
 
 
 # --- files ---------------------------------------------------------------------------------------
 
-def find_data(data, tasks, languages, action):
+def find_files(values, tasks, languages, action):
     """{data flag: its files} of {data flag: value}. UserError if one is missing, or is not text. A
     prepared corpus has meta.json, with the fingerprints of the text."""
     reads = {}
-    for flag, value in data.items():
+    for flag, value in values.items():
         if not value:  # parallel text may have no valid or test part
             continue
         if flag in ("glue", "squad"):
@@ -135,29 +129,12 @@ def find_own_tasks(tasks, action):
     return {flag: paths} if paths else {}
 
 
-def find_models(models, opens_tokenizer):
-    """{flag: files} of the models and the tokenizer of {flag: value}. A run folder is represented
-    by its checkpoint."""
-    if opens_tokenizer and models["tokenizer"]:
-        load_tokenizer(models["tokenizer"])
-    reads = {}
-    for flag, value in models.items():
-        files = []
-        for path in filter(None, [value] if isinstance(value, str) else value):
-            inside = [*Path(path).glob("checkpoint.pt")]  # else the checkpoints of its parts
-            files += map(str, inside or sorted(Path(path).glob("*/checkpoint.pt")) or [path])
-        if files not in reads.values():  # the tokenizer is often --init's
-            reads[flag] = files
-    return reads
-
-
 # --- the demo data -------------------------------------------------------------------------------
 
 def data_of(init):
     """{data flag: its value} of the run `init`, or {} if it is not a run, or has read only demo
     data."""
-    path = Path(init, "config.json")
-    settings = read_json(path).get("settings", {}) if init and path.exists() else {}
+    settings = settings_of(init)
     values = {name: settings[name] for name in DATA if settings.get(name)}
     return {} if all(map(is_demo, values.values())) else values
 
@@ -204,7 +181,7 @@ def print_after_training(run, cfg, best, ending="-exported"):
     user's own data, an export."""
     demo = is_demo(cfg.corpus)
     action = ["--finetune", "SST-2"] if demo else ["--export", f"{run.folder}{ending}"]
-    run.print_result(cfg, best, *action, "--init", run.folder)
+    run.print_next(cfg, best, *action, "--init", run.folder)
     if not (cfg.dry_run or demo):
         print0(run.ranks, f"with a FOLDER of your own, of train.tsv and dev.tsv (data/README.md): "
                           f"python {run.command.program}.py --finetune FOLDER --init {run.folder}")

@@ -14,7 +14,9 @@ How text is read (D24 of albert.py):
 - A document also ends with the sentence that reaches 100,000 characters, and at the end of a
   worker's chunk. Chunks have 4 MiB and end at a blank line if one is near.
 """
+import hashlib
 import io
+import json
 import math
 import multiprocessing
 import os
@@ -34,11 +36,13 @@ import sentencepiece
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import fingerprints, read_json, write_atomic, write_json
+from common.files import fingerprints, read_json, waiting_lock, write_atomic, write_json
 from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
 
 DOCUMENTS = ("blank", "file", "line")  # what ends a document
+FORMAT = 1  # of the token files. Another number makes all caches anew
+THREADS = 2  # of SentencePiece, whose result depends on them
 SMALL_TEXT = 1_000_000  # bytes
 VOCABULARIES = ((8e6, 2000), (100e6, 8000), (math.inf, 30_000))  # (bytes of text, size)
 CHUNK = 1 << 22  # bytes per read of a worker
@@ -157,7 +161,7 @@ def sample_lines(files, lower):
                 yield preprocess(line) if lower else line.strip()
 
 
-def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1):
+def train_sentencepiece(files, out_path, vocab_size=30000, lower=True):
     """Train a unigram model on text files or folders. Returns out_path, the file to write.
 
     Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK]. Settings are ALBERT's, with two differences:
@@ -166,13 +170,13 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
     - With lower, no token has a digit before a comma. Only ALBERT's tokenizer cuts those again.
 
     Memory: 24 bytes per byte of text, so of more than SAMPLE_BYTES only every n-th line is used
-    (ALBERT used 10 million lines). The file depends only on the text, settings, threads and
-    sentencepiece version. UserError if the text cannot fill vocab_size, with the largest size that
+    (ALBERT used 10 million lines). The file depends only on the text, settings and sentencepiece
+    version. UserError if the text cannot fill vocab_size, with the largest size that
     works.
     """
     files = text_files(files)
     try:  # in another process, since SentencePiece ignores signals
-        train = partial(sentencepiece_model, vocab_size, lower, threads)
+        train = partial(sentencepiece_model, vocab_size, lower)
         model, = in_order(train, [files], 1)
     except (RuntimeError, ValueError) as error:
         fault = vocabulary_fault(vocab_size, fitting_vocabulary(files), error)
@@ -192,7 +196,7 @@ def vocabulary_fault(vocab_size, fitting, error):
     return f"no --vocab_size {vocab_size} can be trained on this text: {error}"
 
 
-def sentencepiece_model(vocab_size, lower, threads, files):
+def sentencepiece_model(vocab_size, lower, files):
     """The model (bytes) that SentencePiece trains on text files."""
     lines = list(filter(None, sample_lines(files, lower)))
     if not lines:
@@ -205,7 +209,7 @@ def sentencepiece_model(vocab_size, lower, threads, files):
         sentence_iterator=iter(lines), model_writer=model, model_type="unigram",
         vocab_size=vocab_size, character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
         control_symbols=["[CLS]", "[SEP]", "[MASK]"], pretokenization_delimiter=DELIMITER,
-        num_threads=threads, input_sentence_size=10_000_000, max_sentence_length=1 << 20,
+        num_threads=THREADS, input_sentence_size=10_000_000, max_sentence_length=1 << 20,
         minloglevel=2)
     return model.getvalue()
 
@@ -291,7 +295,7 @@ def prepare_corpus(paths, tokenizer, out_folder, workers=1, documents="blank"):
     if not count["sentences"]:
         raise UserError(f"{files[0]}: there is no sentence in the corpus")
     write_json(folder / "meta.json", {
-        "format": 1, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
+        "format": FORMAT, "tokenizer": tokenizer.fingerprint, "lower": tokenizer.lower,
         "rules": [*tokenizer.rules], "dtype": dtype.name, **count, "files": len(files),
         "sources": fingerprints(files)})
     return Corpus(folder, tokenizer)
@@ -351,9 +355,25 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
         given.save(folder)
     elif not model.exists():
         print(f"training a vocabulary of {vocab_size} tokens")
-        train_sentencepiece(files, model, vocab_size, threads=workers)
+        train_sentencepiece(files, model, vocab_size)
         print_vocabulary_hint(files, vocab_size)  # after errors that name another size
     tokenizer = given or load_tokenizer(model)
     if not read_meta(folder):
         prepare_corpus(files, tokenizer, folder, workers, documents)
     return tokenizer, Corpus(folder, tokenizer)
+
+
+def cached_corpus(paths, cache, vocab_size, tokenizer=""):
+    """The folder of the cache with the vocabulary and the token files of a text, made once.
+    Arguments as in make_corpus. The folder's name is a hash of what determines its content. Other
+    processes wait for the one that makes it."""
+    given = load_tokenizer(tokenizer) if tokenizer else None
+    vocabulary = [given.fingerprint, *given.rules] if given else [vocab_size, THREADS]
+    key = [fingerprints(text_files(paths)), *vocabulary, sentencepiece.__version__, FORMAT]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    folder = Path(cache, f"corpus-{digest}")
+    if not read_meta(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with waiting_lock(Path(cache, f"corpus-{digest}.lock")):
+            make_corpus(paths, folder, vocab_size, tokenizer, workers=os.cpu_count() or 1)
+    return folder

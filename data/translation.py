@@ -24,7 +24,7 @@ import torch
 
 from common.cli import UserError
 from common.files import existing, write_json
-from common.distributed import generator_of, on_main, print0, send
+from common.launch import generator_of, on_main, print0, send
 from common.tokenization import load_tokenizer
 from data.text import train_sentencepiece
 

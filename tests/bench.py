@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import albert
 import autobert_zero
 from common import distributed
-from common.distributed import Ranks, prepare_model
+from common.launch import Ranks, prepare_model
 from data.prepare import make_demo
 
 CPU = torch.device("cpu")

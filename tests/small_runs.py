@@ -16,7 +16,7 @@ import autobert_zero
 import autotinybert
 import mformer
 from common import cli
-from common.distributed import Ranks
+from common.launch import Ranks
 from common.tokenization import rules_of
 
 ALONE = Ranks(0, 1, torch.device("cpu"))  # one process

@@ -6,7 +6,7 @@ from small_runs import ALONE, FakeTokenizer
 import albert
 import autobert_zero
 import autotinybert
-from common.distributed import Ranks
+from common.launch import Ranks
 from common.tokenization import load_tokenizer
 from data.corpus import Corpus
 from data.inputs import Data

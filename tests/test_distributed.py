@@ -19,7 +19,7 @@ from small_runs import ALONE, write
 from common.cli import Command, Diverged, Stop, UserError
 from common.files import read_jsonl
 from common.run import Checkpoint, RunFolder, share_out
-from common.distributed import (
+from common.launch import (
     Means, Pace, accelerator, autocast, join_group, launch, pick_device, prefetch, seed_everything,
     seed_of)
 
@@ -115,7 +115,7 @@ def test_jobs_are_done_once_each_and_a_stop_reaches_all(monkeypatch):
             raise Stop
         return {"name": name}
 
-    monkeypatch.setattr("common.distributed._stop_requested", False)
+    monkeypatch.setattr("common.launch._stop_requested", False)
     monkeypatch.setattr("common.run.stopping", lambda ranks: done.count("c") == 1)
     jobs = functools.partial(
         share_out, ALONE, list("dcba"), Path(), "jobs", work, cost=list("dcba").index)
@@ -194,7 +194,7 @@ def test_another_accelerator_than_cuda_is_taken_and_runs_in_float32(mac, monkeyp
 def test_a_process_that_waits_for_others_says_so(monkeypatch, capfd):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "0")
-    monkeypatch.setattr("common.distributed.NOTICE", 0.1)
+    monkeypatch.setattr("common.launch.NOTICE", 0.1)
     with pytest.raises(dist.DistError):
         join_group("gloo", 0, 2, datetime.timedelta(seconds=1))
     assert "for the others of WORLD_SIZE=2" in capfd.readouterr().err
@@ -209,8 +209,8 @@ def test_a_system_without_locks_runs_without_them(monkeypatch):
 @pytest.fixture
 def tell_to_stop(monkeypatch):
     """Stop this process, with a grace period of half a second."""
-    monkeypatch.setattr("common.distributed._stop_requested", False)
-    monkeypatch.setattr("common.distributed.GRACE", 0.5)
+    monkeypatch.setattr("common.launch._stop_requested", False)
+    monkeypatch.setattr("common.launch.GRACE", 0.5)
     before = signal.getsignal(signal.SIGTERM)
     yield functools.partial(os.kill, os.getpid(), signal.SIGTERM)
     signal.signal(signal.SIGTERM, before)

@@ -11,7 +11,7 @@ from small_runs import ALONE
 
 from albert import Config
 from common import distributed, finetune
-from common.distributed import job_progress
+from common.launch import job_progress
 from common.finetune import Recipe, Tuning, fine_tune, open_task, predict, run_jobs, summarise
 from common.tokenization import load_tokenizer
 

@@ -16,7 +16,7 @@ from small_runs import RUNS, TRAINED, TUNED, call, pretend
 
 from common.cli import Stop
 from common.files import read_jsonl
-from common.distributed import Pace
+from common.launch import Pace
 from common.run import Checkpoint
 
 LONG = {  # long enough to be killed in the middle
@@ -84,7 +84,7 @@ def test_sigterm_in_the_last_step_loses_no_step(name, ready, tmp_path, monkeypat
     monkeypatch.setattr(Pace, "__call__", stop_at_last)
     command = filled(command, out=tmp_path, **ready)
     for status in (143, 0):
-        monkeypatch.setattr("common.distributed._stop_requested", False)
+        monkeypatch.setattr("common.launch._stop_requested", False)
         assert call(command, monkeypatch) == status
     assert len(steps) == 2
 

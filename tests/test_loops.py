@@ -16,7 +16,7 @@ import albert
 import autobert_zero
 import autotinybert
 import mformer
-from common.distributed import Ranks, prepare_model
+from common.launch import Ranks, prepare_model
 from common.tokenization import load_tokenizer
 from data.corpus import Corpus
 from data.inputs import Data

@@ -5,7 +5,7 @@ from multiprocessing import get_context
 import torch
 
 import autobert_zero as abz
-from common.distributed import peak_memory
+from common.launch import peak_memory
 from data.demo import make_demo
 from data.text import make_corpus
 from tests.claims import search_replay, search_table

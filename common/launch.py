@@ -1,22 +1,12 @@
-"""The parts of a training loop that the papers do not describe: processes, devices, distributed
-gradients, batches, random numbers, estimates of cost, SIGTERM, and when to log and save.
+"""Processes, devices, gradients over processes, batches on a device, random numbers, and estimates
+of cost: what a training needs and no paper describes.
 
-    with launch(cfg.device, cfg.dtype) as ranks:          # torchrun or plain python, CPU or CUDA
-        run = RunFolder(cfg, command, ranks, reads)       # common/run.py
-        checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-        begin = checkpoint.restore().get("step", 0)
-        pace = Pace(ranks, cfg.steps, cfg.save_every)
-        means = Means(ranks)
-        for step in range(begin, cfg.steps):
-            seed_everything(cfg.seed, "pretrain", step)   # no generator has to be saved
-            means.add(train_step(...), tokens)
-            stop, save, log = pace(step + 1)              # SIGTERM, the clock
+    with launch(cfg.device, cfg.dtype) as ranks:     # torchrun or plain python, CPU or CUDA
+        ...
 
 Random numbers depend only on (seed, phase, step, micro-batch), not on earlier draws. So a
 checkpoint needs no generator state, a resumed run repeats an uninterrupted one, and the number of
 processes does not matter.
-
-After SIGTERM a loop saves at the end of its step and raises Stop. Other work is aborted.
 """
 import concurrent.futures
 import contextlib
@@ -31,17 +21,17 @@ import random
 import signal
 import sys
 import threading
-import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from tqdm import tqdm
 
-from common.cli import Diverged, Stop, UserError
+from common.cli import Stop, UserError
 
 
 NOTICE = 30  # seconds before a process reports that it waits for others
+SIGTERM = threading.Event()  # set by the signal while a loop or a queue of jobs runs
 UNSET = "start all processes with torchrun, or unset RANK and WORLD_SIZE to run one"
 
 
@@ -55,20 +45,23 @@ class Ranks:
     size: int
     device: torch.device
     store: object = None  # a dist.Store that the processes share
+    stop: threading.Event = SIGTERM
 
     @property
     def main(self):
         return self.rank == 0
+
+    def alone(self):
+        """This process by itself, for a job."""
+        return dataclasses.replace(self, rank=0, size=1, store=None)
 
 
 @contextlib.contextmanager
 def launch(device, dtype="auto"):
     """Join the process group of torchrun, if any, and yield Ranks.
 
-    After SIGTERM a training loop saves at the end of its step. Other work is aborted after GRACE
-    seconds. With --dtype float32 CUDA multiplies matrices in TF32, with a mantissa of 10 bits,
-    unless torch.set_float32_matmul_precision was called before. NVIDIA_TF32_OVERRIDE=0 keeps all
-    bits."""
+    With --dtype float32 CUDA multiplies matrices in TF32, with a mantissa of 10 bits, unless
+    torch.set_float32_matmul_precision was called before. NVIDIA_TF32_OVERRIDE=0 keeps all bits."""
     rank, size, local_rank = read_launch()
     ranks = Ranks(rank, size, pick_device(device, local_rank))
     cuda = ranks.device.type == "cuda"
@@ -76,20 +69,36 @@ def launch(device, dtype="auto"):
         torch.set_float32_matmul_precision("high")
     if size > 1:
         ranks.store = join_group(backend_of(ranks.device), rank, size)
-    # only now, so that a process that still waits for others ends at once
-    signal.signal(signal.SIGTERM, _note_sigterm)
     try:
         yield ranks
     except RuntimeError:
-        if size > 1 and _stop_requested:  # another rank, which this one waited for, has stopped
+        if size > 1 and ranks.stop.is_set():  # another rank, which this one waited for, has stopped
             raise Stop from None
         raise
     finally:
-        if _stop_requested:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         if size > 1:
             gc.collect()  # else gloo threads of a DDP module in a cycle may abort the run
             dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def noting_sigterm():
+    """A context in which SIGTERM sets ranks.stop. Loops and queues of jobs look at it, save and
+    stop. Elsewhere SIGTERM ends the process at once."""
+    before = signal.signal(signal.SIGTERM, lambda *_: SIGTERM.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def agree(ranks, *flags):
+    """[whether SIGTERM has reached any rank, whether each flag is True on any rank], equal on every
+    rank. All ranks must call it at the same points."""
+    flags = torch.tensor([ranks.stop.is_set(), *flags], dtype=torch.uint8)
+    if ranks.size > 1:
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return flags.bool().tolist()
 
 
 def read_launch():
@@ -415,150 +424,6 @@ def peak_memory(device):
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-# SIGTERM
-#
-# A cluster sends it before it kills a job. The handler sets a flag. A training loop checks the flag
-# after each step, saves and raises Stop. Other work, such as making a corpus, checks nothing. So
-# the handler also sets an alarm, which raises Stop anywhere. A loop that sees the flag in time
-# cancels the alarm.
-
-GRACE = 10  # seconds from SIGTERM to the alarm (longer for loops with longer steps)
-_step_seconds = 0.0  # of a loop's last step
-_stop_requested = False  # the flag
-_saving = False  # a checkpoint is being written, so the alarm waits
-
-
-def _note_sigterm(signum, frame):
-    global _stop_requested
-    _stop_requested = True
-    signal.signal(signal.SIGALRM, _stop_here)
-    signal.setitimer(signal.ITIMER_REAL, max(GRACE, 2 * _step_seconds))
-
-
-def _stop_here(signum, frame):
-    """The alarm. The run continues from its last checkpoint later."""
-    if not _saving:
-        raise Stop
-    signal.setitimer(signal.ITIMER_REAL, 1)
-
-
-@contextlib.contextmanager
-def uninterrupted():
-    """A context that delays the alarm's Stop until its end."""
-    global _saving
-    _saving = True
-    try:
-        yield
-    finally:
-        _saving = False
-
-
-def stop_requested():
-    """Whether SIGTERM has reached this process. Other ranks are not asked."""
-    return _stop_requested
-
-
-def agree(ranks, *flags):
-    """[whether SIGTERM has reached any rank, whether each flag is True on any rank], equal on every
-    rank."""
-    flags = torch.tensor([_stop_requested, *flags], dtype=torch.uint8)
-    if ranks.size > 1:
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
-    if flags[0]:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # the loop saves and ends by itself
-    return flags.bool().tolist()
-
-
-def stopping(ranks):
-    """Whether SIGTERM has reached any rank. All ranks must call it at the same points."""
-    return agree(ranks)[0]
-
-
-# When a loop saves, logs and stops
-
-SAVE_MINUTES = 30  # between checkpoints at most, so that a kill loses no more
-
-
-class Pace:
-    """pace(number of finished steps) is (stop, save, log), equal on every rank.
-
-    stop: after SIGTERM. save: each `save_every` steps, counted back from the last one, every
-    SAVE_MINUTES, and to stop. log: at least twenty times, every 100 steps, every minute, and with a
-    save. The clock is rank 0's. save_at, log_at: other steps.
-    """
-
-    def __init__(self, ranks, steps, save_every=0, save_at=None, log_at=None):
-        self.ranks = ranks
-        log_every = max(1, min(100, steps // 20))
-        self.save_at = save_at
-        if save_at is None:
-            self.save_at = range(steps, 0, -(save_every or steps))
-        self.log_at = log_at or range(log_every, steps + 1, log_every)
-        self.saved = self.logged = self.called = time.monotonic()
-
-    def planned(self, done):
-        """Whether a save is due after this step in any case."""
-        return done in self.save_at
-
-    def __call__(self, done):
-        global _step_seconds
-        now = time.monotonic()
-        _step_seconds = now - self.called
-        self.called = now
-        save = self.ranks.main and now - self.saved >= 60 * SAVE_MINUTES
-        log = self.ranks.main and now - self.logged >= 60
-        stop, save, log = agree(self.ranks, save, log)
-        if save:
-            self.saved = now
-        if log:
-            self.logged = now
-        save = save or stop or self.planned(done)
-        log = log or save or done in self.log_at
-        return stop, save, log
-
-
-class Means:
-    """Means of the results of train_step over the steps since the last take() and over the
-    processes. The host does not wait for a GPU before take()."""
-
-    def __init__(self, ranks):
-        self.ranks = ranks
-        self.began = math.inf  # the first steps, which may compile, do not count
-        self._reset()
-
-    def _reset(self):
-        self.sums = {}
-        self.steps = 0
-        self.tokens = 0
-
-    def add(self, numbers, tokens):
-        """numbers: {name: tensor ()} of one step. tokens: trained on by this process."""
-        for name, value in numbers.items():
-            self.sums[name] = self.sums.get(name, 0) + value
-        self.steps += 1
-        self.tokens += tokens
-
-    def take(self, step, speed_name="tokens_per_second"):
-        """{name: mean, speed_name: of all processes, None at first}. Raises Diverged on every rank
-        if a mean is NaN or infinite at this step."""
-        sums = torch.stack([*self.sums.values()]) / self.steps
-        means = dict(zip(self.sums, reduce_mean(self.ranks, *sums.tolist())))
-        passed = time.perf_counter() - self.began  # 0 if the clock of a virtual machine stands
-        speed = round(self.ranks.size * self.tokens / passed) if passed > 0 else None
-        self._reset()
-        self.began = time.perf_counter()
-        for name, value in means.items():
-            if not math.isfinite(value):
-                raise Diverged(f"{name} is NaN or infinite at step {step}")
-        return {**means, speed_name: speed}
-
-
-def set_rate(optimizer, rate):
-    """Set the learning rate of all parameters."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
 # What is printed
 
 
@@ -567,22 +432,3 @@ def print0(ranks, *words):
     if ranks.main:
         tqdm.write(" ".join(str(word) for word in words), file=sys.stdout)
         sys.stdout.flush()
-
-
-def progress(ranks, total, label, start=0):
-    """A tqdm bar on rank 0, drawn at most once per second to keep logs short."""
-    return tqdm(total=total, initial=start, desc=label, disable=not ranks.main, mininterval=1)
-
-
-def job_progress(steps, label, total, begin=0):
-    """`steps` from number `begin` of `total` on, with a tqdm bar below the bar of all jobs. Rank 0
-    shows its own job. A job of less than a second shows nothing, and a finished bar disappears."""
-    hidden = dist.is_initialized() and dist.get_rank() > 0
-    return tqdm(steps, label, total, leave=False, disable=hidden, mininterval=1, delay=1,
-                initial=begin)
-
-
-def show(bar, **values):
-    """Show numbers next to a bar at its next refresh, except None."""
-    bar.set_postfix({name: value for name, value in values.items() if value is not None},
-                    refresh=False)
