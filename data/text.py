@@ -42,7 +42,7 @@ from data.corpus import NAMES, Corpus, read_meta
 
 DOCUMENTS = ("blank", "file", "line")  # what ends a document
 FORMAT = 1  # of the token files. Another number makes all caches anew
-THREADS = 2  # of SentencePiece, whose result depends on them
+THREADS = 2  # of SentencePiece for a corpus. Its result depends on them
 SMALL_TEXT = 1_000_000  # bytes
 VOCABULARIES = ((8e6, 2000), (100e6, 8000), (math.inf, 30_000))  # (bytes of text, size)
 CHUNK = 1 << 22  # bytes per read of a worker
@@ -161,7 +161,7 @@ def sample_lines(files, lower):
                 yield preprocess(line) if lower else line.strip()
 
 
-def train_sentencepiece(files, out_path, vocab_size=30000, lower=True):
+def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1):
     """Train a unigram model on text files or folders. Returns out_path, the file to write.
 
     Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK]. Settings are ALBERT's, with two differences:
@@ -170,13 +170,13 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True):
     - With lower, no token has a digit before a comma. Only ALBERT's tokenizer cuts those again.
 
     Memory: 24 bytes per byte of text, so of more than SAMPLE_BYTES only every n-th line is used
-    (ALBERT used 10 million lines). The file depends only on the text, settings and sentencepiece
-    version. UserError if the text cannot fill vocab_size, with the largest size that
+    (ALBERT used 10 million lines). The file depends only on the text, settings, threads and
+    sentencepiece version. UserError if the text cannot fill vocab_size, with the largest size that
     works.
     """
     files = text_files(files)
     try:  # in another process, since SentencePiece ignores signals
-        train = partial(sentencepiece_model, vocab_size, lower)
+        train = partial(sentencepiece_model, vocab_size, lower, threads)
         model, = in_order(train, [files], 1)
     except (RuntimeError, ValueError) as error:
         fault = vocabulary_fault(vocab_size, fitting_vocabulary(files), error)
@@ -196,7 +196,7 @@ def vocabulary_fault(vocab_size, fitting, error):
     return f"no --vocab_size {vocab_size} can be trained on this text: {error}"
 
 
-def sentencepiece_model(vocab_size, lower, files):
+def sentencepiece_model(vocab_size, lower, threads, files):
     """The model (bytes) that SentencePiece trains on text files."""
     lines = list(filter(None, sample_lines(files, lower)))
     if not lines:
@@ -209,7 +209,7 @@ def sentencepiece_model(vocab_size, lower, files):
         sentence_iterator=iter(lines), model_writer=model, model_type="unigram",
         vocab_size=vocab_size, character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
         control_symbols=["[CLS]", "[SEP]", "[MASK]"], pretokenization_delimiter=DELIMITER,
-        num_threads=THREADS, input_sentence_size=10_000_000, max_sentence_length=1 << 20,
+        num_threads=threads, input_sentence_size=10_000_000, max_sentence_length=1 << 20,
         minloglevel=2)
     return model.getvalue()
 
@@ -355,7 +355,7 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
         given.save(folder)
     elif not model.exists():
         print(f"training a vocabulary of {vocab_size} tokens")
-        train_sentencepiece(files, model, vocab_size)
+        train_sentencepiece(files, model, vocab_size, threads=THREADS)
         print_vocabulary_hint(files, vocab_size)  # after errors that name another size
     tokenizer = given or load_tokenizer(model)
     if not read_meta(folder):

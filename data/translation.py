@@ -12,24 +12,29 @@ of about equally many tokens, and BLEU.
 """
 import contextlib
 import functools
+import hashlib
 import itertools
+import json
 import math
 import re
 import warnings
 from array import array
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
+import sentencepiece
 import torch
 
 from common.cli import UserError
-from common.files import existing, write_json
-from common.launch import generator_of, on_main, print0, send
+from common.files import existing, fingerprints, waiting_lock, write_json
+from common.launch import generator_of, print0, send
 from common.tokenization import load_tokenizer
-from data.text import train_sentencepiece
+from data.text import FORMAT, train_sentencepiece
 
 BLOCK = 10_000  # lines read and encoded at once
 SIDES = "source", "target"
+MODEL = "spiece.model"  # the vocabulary
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -174,22 +179,29 @@ def pad(sequences, pad_id, before=(), after=()):
     return ids, torch.tensor([len(sequence) for sequence in sequences])
 
 
-def open_vocabulary(ranks, folder, tokenizer, train_text, languages, vocab_size):
-    """The tokenizer of a run, kept in its folder. It is made once: a copy of `tokenizer` (a file or
-    a folder), or for "" trained on both sides of the training text."""
-    target = folder / "spiece.model"
-
-    def make():
-        if not tokenizer and not target.exists():
+def cached_pairs(cache, train_text, valid_text, languages, tokenizer, vocab_size, longest):
+    """The folder of the cache with the vocabulary and the pairs of parallel text, made once:
+    spiece.model, text/ and, with valid_text, valid/. The vocabulary is a copy of `tokenizer` (a
+    file or a folder), or for "" trained on both sides of the training text. The folder's name is a
+    hash of what determines its content. Other processes wait for the one that makes it."""
+    texts = {"text": train_text, "valid": valid_text} if valid_text else {"text": train_text}
+    given = load_tokenizer(tokenizer, lower=False) if tokenizer else None
+    if given and given.file_name != MODEL:
+        raise UserError(f"--tokenizer {tokenizer}: translation needs a {MODEL}")
+    key = [{name: fingerprints(find_sides(text, languages)) for name, text in texts.items()},
+           given.fingerprint if given else vocab_size, longest, sentencepiece.__version__, FORMAT]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    folder = Path(cache, f"pairs-{digest}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with waiting_lock(Path(cache, f"pairs-{digest}.lock")):
+        if not given and not (folder / MODEL).exists():
             files = find_sides(train_text, languages)
-            train_sentencepiece(files, target, vocab_size, lower=False)
-        loaded = load_tokenizer(tokenizer or target, lower=False)
-        if loaded.file_name != target.name:
-            raise UserError(f"--tokenizer {tokenizer}: translation needs a {target.name}")
+            train_sentencepiece(files, folder / MODEL, vocab_size, lower=False)
+        loaded = given or load_tokenizer(folder / MODEL, lower=False)
         loaded.save(folder)  # all files, even if a kill left only the first
-
-    on_main(ranks, make)
-    return load_tokenizer(target, lower=False)
+        for name, text in texts.items():
+            encode_pairs(text, languages, loaded, folder / name, longest)
+    return folder
 
 
 class Translations:
@@ -240,21 +252,20 @@ class Translations:
 
 
 class TrainingTranslations(Translations):
-    """The pairs of a training text, encoded in the run folder `folder`. They are an endless stream
-    of micro-batches of `size` tokens, each a function of its number and the seed. Validation losses
-    use `held_out` pairs of valid_text (0: all), or for "" of the training text. train_examples: how
-    many pairs to use (0: all)."""
+    """The pairs of a folder of cached_pairs. They are an endless stream of micro-batches of `size`
+    tokens, each a function of its number and the seed. Validation losses use `held_out` pairs of
+    the validation text (0: all), or without one of the training text. train_examples: how many
+    pairs to use (0: all)."""
 
-    def __init__(self, ranks, tokenizer, languages, length, folder, train_text, valid_text, size,
-                 *, held_out, train_examples, seed):
-        super().__init__(ranks, tokenizer, languages, length)
-        self.folder = folder
+    def __init__(self, ranks, folder, languages, length, train_text, size, *, held_out,
+                 train_examples, seed):
+        super().__init__(ranks, load_tokenizer(folder / MODEL, lower=False), languages, length)
         self.train_text = train_text
         self.seed = seed
-        self.text = self.encode(train_text, "text")
+        self.text = ParallelText(folder / "text")
         used = self.permutation(self.text)
-        if valid_text:
-            self.held_text = self.encode(valid_text, "valid")
+        if (folder / "valid").exists():
+            self.held_text = ParallelText(folder / "valid")
             held = self.permutation(self.held_text)[:held_out or None]
         else:
             self.held_text = self.text
@@ -267,13 +278,6 @@ class TrainingTranslations(Translations):
         self.stream = TokenBatches(self.text.longest_side()[self.examples] + 1, size)
         self.held = held[self.held_text.longest_side()[held].argsort(kind="stable")]
         self.num_held_out = len(held)
-
-    def encode(self, prefix, name):
-        """The ParallelText of two files, which rank 0 makes in the run folder."""
-        folder = self.folder / name
-        on_main(self.ranks, encode_pairs, prefix, self.languages, self.tokenizer, folder,
-                self.longest)
-        return ParallelText(folder)
 
     def facts(self):
         """A line about the training pairs."""

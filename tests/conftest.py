@@ -9,7 +9,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from common import files  # noqa: E402
+from common import files, launch  # noqa: E402
 
 
 def pytest_addoption(parser):
@@ -81,10 +81,11 @@ def release_locks():
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """One thread, and after a test no lock of a run folder."""
+    """One thread, and after a test no lock of a run folder and no note of SIGTERM."""
     torch.set_num_threads(1)
     yield
     release_locks()
+    launch.SIGTERM.clear()
 
 
 @pytest.fixture(autouse=True)
