@@ -1153,9 +1153,19 @@ def export(cfg, command):
     length = config.get("settings", config).get("finetune_length")  # for --predict
     cfg = dataclasses.replace(cfg, finetune_length=length)
     tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    own = read_spec(cfg.init)
     print(hf_models.write_albert(
         command.value, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer,
-        read_spec(cfg.init)))
+        longest_input(source, cfg, own), own))
+
+
+def longest_input(source, cfg, own):
+    """Tokens of the longest input of a Pretrained's training: its task's, or the pre-training's.
+    own: the OwnSpec of a user's own task, or None."""
+    recipe = recipes(cfg).get("SST-2" if own else source.task)
+    if recipe:
+        return cfg.finetune_length or recipe.length
+    return source.trained or cfg.positions
 
 
 # Fine-tuning (App. A.4). A job is one run of one task

@@ -98,9 +98,9 @@ def write_weights(path, tensors):
             file.write(tensor.detach().float().cpu().contiguous().numpy())
 
 
-def write_folder(folder, weights, config, tokenizer, own=None):
+def write_folder(folder, weights, config, tokenizer, length, own=None):
     """Write a Hugging Face folder: weights by their names there, config.json, the tokenizer, and
-    the OwnSpec of a user's own task."""
+    the OwnSpec of a user's own task. length: as in write_tokenizer."""
     folder = Path(folder)
     if folder.is_file() or folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"--export {folder}: not an empty folder; name another folder")
@@ -108,18 +108,19 @@ def write_folder(folder, weights, config, tokenizer, own=None):
     write_weights(folder / "model.safetensors", weights)
     write_json(folder / "config.json", config)
     tokenizer.save(folder)
-    write_tokenizer(folder, tokenizer, config["max_position_embeddings"])
+    write_tokenizer(folder, tokenizer, length)
     if own:
         folder_task.write_spec(folder, own)
 
 
-def write_tokenizer(folder, tokenizer, longest):
-    """Write tokenizer_config.json next to a vocabulary. longest: tokens of the longest input."""
+def write_tokenizer(folder, tokenizer, length):
+    """Write tokenizer_config.json next to a vocabulary. length: tokens of the longest input that
+    the model was trained on. Tokenizers of transformers cut longer ones, as --predict does."""
     word_piece = tokenizer.file_name == "vocab.txt"
     config = {
         "tokenizer_class": "BertTokenizer" if word_piece else "AlbertTokenizer",
         **tokenizer.settings(),
-        "model_max_length": longest,
+        "model_max_length": length,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
     write_json(Path(folder) / "tokenizer_config.json", config)
@@ -129,7 +130,7 @@ def opener(tokenizer, kind, folder, trust=""):
     """The call with which transformers opens a folder, and the packages that it needs."""
     packages = "transformers"
     if tokenizer.file_name == "spiece.model":
-        packages += " sentencepiece protobuf"
+        packages += " sentencepiece protobuf; without protobuf it says that tiktoken is required"
     return f"{kind}.from_pretrained({str(folder)!r}{trust}) (pip install {packages})"
 
 
@@ -268,11 +269,23 @@ def rename_albert(weights, groups):
 
 
 def label_names(task, weights, own=None):
-    """{number: name} of the outputs of a classifier, two without a head. own: the OwnSpec of a
-    user's own task."""
+    """Names of the outputs of a classifier, two without a head. own: the OwnSpec of a user's own
+    task."""
     labels = own.labels if own else glue.TASKS[task].labels if task in glue.TASKS else ()
     outputs = len(weights.get("head.weight", "01"))
-    return dict(enumerate(labels or [f"LABEL_{number}" for number in range(outputs)]))
+    return labels or [f"LABEL_{number}" for number in range(outputs)]
+
+
+def head_settings(labels, classifier=True):
+    """Settings of config.json for the names of a head's outputs. A classifier with one output is a
+    regression, whose values transformers' pipelines change unless the settings say so."""
+    settings = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {name: number for number, name in enumerate(labels)},
+    }
+    if classifier and len(labels) == 1:
+        settings["problem_type"] = "regression"
+    return settings
 
 
 def albert_config(cfg, architecture, groups, labels, task):
@@ -284,23 +297,23 @@ def albert_config(cfg, architecture, groups, labels, task):
         "embedding_size": cfg.embedding or cfg.hidden,
         "num_hidden_groups": groups,
         "attention_probs_dropout_prob": cfg.dropout,
-        "id2label": labels,
+        **head_settings(labels, architecture == ALBERT_CLASSES["head"]),
         "finetuning_task": task,
         "finetune_length": cfg.finetune_length,
         "recipe": cfg.recipe,
     }
 
 
-def write_albert(folder, weights, task, cfg, groups, tokenizer, own=None):
+def write_albert(folder, weights, task, cfg, groups, tokenizer, length, own=None):
     """Write a model of albert.py, with the head of `task` if any, as a folder. Returns a line about
-    it. own: the OwnSpec of a user's own task."""
+    it. length: as in write_tokenizer. own: the OwnSpec of a user's own task."""
     heads = [name.split(".")[0] for name in weights]
     kinds = [ALBERT_CLASSES[kind] for kind in (task, *heads) if kind in ALBERT_CLASSES]
     kinds.append("AlbertModel")
     weights, own = folder_task.export_head(weights, own)
     theirs = rename_albert(weights, groups)
     config = albert_config(cfg, kinds[0], groups, label_names(task, weights, own), task)
-    write_folder(folder, theirs, config, tokenizer, own)
+    write_folder(folder, theirs, config, tokenizer, length, own)
     line = (f"{folder}: {kinds[0]}, {sum(map(torch.numel, theirs.values())):,} parameters; open it "
             f"with {opener(tokenizer, kinds[0], folder)}")
     if "answer" in heads:
@@ -441,11 +454,11 @@ def bert_config(weights, shape, dropout, tokenizer, kind):
     return config
 
 
-def write_bert(folder, weights, shape, tokenizer, source, head=()):
+def write_bert(folder, weights, shape, tokenizer, length, source, head=()):
     """Write {our name: weight} as a folder. Returns a line that says how to open it.
 
-    shape: the numbers of SIZES. head: the weights of a task's head, which replaces the pre-training
-    heads. source: the folder whose config.json names the task.
+    shape: the numbers of SIZES. length: as in write_tokenizer. head: the weights of a task's head,
+    which replaces the pre-training heads. source: the folder whose config.json names the task.
     """
     task = ""
     own = None
@@ -460,8 +473,11 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
         weights, own = folder_task.export_head(
             {**encoder, **head}, folder_task.read_spec(source))
     config = bert_config(weights, shape, dropout, tokenizer, kind)
-    config["id2label"] = label_names(task, weights, own)
-    write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer, own)
+    config |= head_settings(label_names(task, weights, own))
+    if head:
+        config["finetune_length"] = length  # for --predict
+    renamed = rename_bert(weights, task == "SQuAD1.1")
+    write_folder(folder, renamed, config, tokenizer, length, own)
     trust = ""
     if "auto_map" in config:  # a separate width of query, key and value needs code
         name = "modeling_autotinybert.py"

@@ -235,7 +235,7 @@ def test_parity_with_transformers(kind, changes, tokenizer):
     albert.start_from(ours, source, source.task)
     task = "RACE" if kind == "choice" else ""
     hf_models.write_albert(
-        Path("ours"), ours.state_dict(), task, cfg, cfg.groups, tokenizer)
+        Path("ours"), ours.state_dict(), task, cfg, cfg.groups, tokenizer, 12)
     batch = example()
     lengths = batch["lengths"]
     inputs = {"input_ids": batch["ids"], "token_type_ids": batch["token_type_ids"]}
@@ -283,7 +283,7 @@ def test_transformers_reads_the_exported_vocabulary(lower):
 @pytest.mark.parametrize("task, kept", [("CoLA", True), ("RTE", False), ("", False)])
 def test_a_head_of_another_task_is_ignored(task, kept, tokenizer):
     heads = albert.Classifier(TINY, 2).state_dict()
-    hf_models.write_albert(Path(), heads, task, TINY, 1, tokenizer)
+    hf_models.write_albert(Path(), heads, task, TINY, 1, tokenizer, 16)
     cfg, source = read_back(".")
     model = albert.Classifier(cfg, 2)
     albert.start_from(model, source, "CoLA")
@@ -525,7 +525,7 @@ def test_the_recipe_is_the_models_unless_a_flag_names_one(given, lr, steps, read
 def test_the_recipe_of_v2_models(tokenizer):
     """Recognised by config.json: no dropout, and half the learning rate for RACE."""
     state = albert.LanguageModel(TINY).state_dict()
-    hf_models.write_albert(Path(), state, "", TINY, 1, tokenizer)
+    hf_models.write_albert(Path(), state, "", TINY, 1, tokenizer, 16)
     config = read_json("config.json")
     del config["recipe"]  # only in our folders
     write_json("config.json", config)

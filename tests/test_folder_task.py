@@ -212,8 +212,7 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
     if program != "autobert_zero":  # the others predict with an exported folder too
         works(f"{program} --predict new.csv --init hf --out again")
         assert Path("again/test.tsv").read_text().split()[2:] == lines
-    if program == "albert":
         exported = read_json("hf/config.json")
         settings = read_json("run/reviews/config.json")["settings"]
         assert exported["finetune_length"] == settings["finetune_length"] == 64
-        assert exported["recipe"] == settings["recipe"]
+        assert exported.get("recipe") == settings.get("recipe")
