@@ -1269,6 +1269,7 @@ def answer(cfg, command):
         task = open_file(
             command, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
+        hf_models.check_complete(model, source.weights, source.path)
         print0(ranks, start_from(model, source, task.name))
         outputs = predict(model, task, *task.splits, cfg, ranks.device)
         print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))

@@ -1418,7 +1418,8 @@ def answer(cfg, command):
         vocab_size = len(source.weights["encoder.token_embedding.weight"])
         encoder = Encoder(source.arch, vocab_size, 0.0, positions)
         model = TaskModel(encoder, task.outputs, task.kind == "span")
-        model.load_state_dict(source.weights)
+        hf_models.check_complete(model, source.weights, source.path)
+        print0(ranks, hf_models.load_bert(model, source.weights, source.path))
         outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
         print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
