@@ -1418,7 +1418,8 @@ def answer(cfg, command):
         vocab_size = len(source.weights["encoder.token_embedding.weight"])
         encoder = Encoder(source.arch, vocab_size, 0.0, positions)
         model = TaskModel(encoder, task.outputs, task.kind == "span")
-        model.load_state_dict(source.weights)
+        hf_models.check_complete(model, source.weights, source.path)
+        print0(ranks, hf_models.load_bert(model, source.weights, source.path))
         outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
         print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
@@ -1863,8 +1864,22 @@ def export(cfg, command):
         arch = model.encoder.arch
         head = {name: value for name, value in source.weights.items()
                 if name.startswith("head.") and arch == source.arch}
-        print0(ranks, on_main(ranks, hf_models.write_bert, command.value, state,
-                              dataclasses.astuple(arch), tokenizer, source.path, head))
+        print0(ranks, on_main(
+            ranks, hf_models.write_bert, command.value, state, dataclasses.astuple(arch),
+            tokenizer, longest_input(source, head), source.path, head))
+
+
+def longest_input(source, head):
+    """Tokens of the longest input of a Pretrained's training: its task's, with a head, or the
+    pre-training's. All positions if a Hugging Face folder does not say."""
+    settings = source.settings
+    if not head:
+        return settings.get("length") or check_length(source, 0)
+    if not settings:
+        config = read_json(source.path / "config.json")
+        return config.get("finetune_length") or check_length(source, 0)
+    recipe = recipes().get(settings["tasks"]) or recipes()["SST-2"]  # of a user's own task
+    return settings["finetune_length"] or recipe.length
 
 
 def step_flops(cfg):

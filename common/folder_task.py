@@ -12,7 +12,6 @@ csv module reads .csv files. A test file needs no labels.
 import csv
 import dataclasses
 import io
-import math
 import re
 import statistics
 import warnings
@@ -33,6 +32,7 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 RESERVED = {"", "jobs", "tensorboard"}  # other folders in the run folder of a fine-tuning
 RUN_FILES = (".json", ".jsonl", ".pt", ".model", ".txt", ".lock")  # endings of files there
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+LARGEST = 1e30  # label of a regression, so that an exported head fits float32
 NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
@@ -178,9 +178,12 @@ def parse_label(cell, task, place):
     """A label as class number, or as value with mean 0 and deviation 1 over the training file."""
     word = " ".join(cell.split())
     if task.regression:
-        if not NUMBER.fullmatch(word) or not math.isfinite(float(word)):
+        if not NUMBER.fullmatch(word):
             raise UserError(f"{place}: the label {cell!r} is not a number, and the others are; "
                             "correct it, or leave the line out")
+        if abs(float(word)) > LARGEST:
+            raise UserError(f"{place}: the label {cell!r} is too large; divide all labels so that "
+                            f"none is above {LARGEST:g}")
         return (float(word) - task.mean) / task.deviation
     if word not in task.labels:
         known = ", ".join(task.labels[:20])
@@ -221,11 +224,11 @@ def infer_task(name):
     task = OwnSpec(str(name), (), text, ("pearson", "spearman"))
     values = [parse_label(word, task, f"{path}:{number}")
               for word, (number, _) in zip(words, lines)]
-    if len(set(values)) < 2:  # 1 and 1.0
+    deviation = statistics.pstdev(values)
+    if not deviation:  # 1 and 1.0
         raise UserError(f"{path}: all labels are the number {values[0]:g}; add examples with other "
                         "numbers")
-    return dataclasses.replace(
-        task, mean=statistics.fmean(values), deviation=statistics.pstdev(values))
+    return dataclasses.replace(task, mean=statistics.fmean(values), deviation=deviation)
 
 
 def write_spec(folder, task):

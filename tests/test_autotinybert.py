@@ -482,11 +482,8 @@ def test_hugging_face_models_are_read(kind, width, tokens, words):
 @pytest.mark.parametrize(
     "kind", ["", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"])
 @pytest.mark.parametrize("text", ["2-24-40-4-24", "2-20-16-3-18"])  # the second needs own code
-def test_exports_open_with_auto_model(kind, text, words, monkeypatch):
+def test_exports_open_with_auto_model(kind, text, words, transformers):
     """All four heads give the same states and logits as here."""
-    transformers = pytest.importorskip("transformers")
-    modules = str(Path("modules").absolute())
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
     model = atb.extract(tiny_model(), atb.parse_arch(text)).eval()
     batch, real, inputs = inputs_of_both()
     spans = kind == "ForQuestionAnswering"
