@@ -17,9 +17,10 @@ Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3
       Table D.1 -> TABLE_D1                    measurements -> tests/claims
 Tour: search_space, leading, Layer, train_step, train_language_model, Predictor, propose, search.
       Skip at first: weights to start from, fine-tuning, the command line.
-There are 24 departures, D1 to D24, where this file differs from the paper or the paper is silent:
+There are 25 departures, D1 to D25, where this file differs from the paper or the paper is silent:
 grep -n '# D[0-9]' autotinybert.py
-A * marks a departure from the released code.
+A * marks a departure from the released code, huawei-noah/Pretrained-Language-Model, AutoTinyBERT at
+0598f02. HAT (Table 3) is Wang et al. 2020, arXiv:2005.14187.
 """
 import copy
 import dataclasses
@@ -50,8 +51,9 @@ from torch import nn
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
-    override presets, and presets override defaults."""
-    preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
+    override presets, and presets override defaults. The defaults are the preset base. The command
+    line starts from the preset demo."""
+    preset: str = "base"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder. Default: runs/autotinybert-ACTION-PRESET
     restart: bool = False  # delete the run in the run folder and start again
     seed: int = 0  # random seed
@@ -226,6 +228,11 @@ VARIANTS = {"hat": "", "ils": "ILS", "sme": "ILS SME", "ebl": "ILS SME EBL"}
 
 def search_space(cfg):
     """Table B.1: {variable: its choices}. Raises ValueError if a variable has no choices.
+
+    The table has 11.4 million architectures for pre-training (mlm) and 47.5 million for
+    distillation. The text of App. B has 46M and 10M, the other way round. Published architectures
+    are outside the table: S1's d^f of 1054 (5-564-1054-8-512) is not 128 + 4 k, and S5's d^m of 450
+    (5-450-636-6-384) neither.
 
     "attention" pairs heads with d^q|k|v. mlm: fewer heads of full width. distill: all heads,
     narrower. Without SME the heads divide the full d^q|k|v. A search proposes only identical layers
@@ -951,7 +958,9 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
         for sample, arch in enumerate(archs):  # Alg. 1, line 6
             seed_everything(cfg.seed, cfg.arch or "superplm", step, micro, sample)  # dropout
             loss = summed_losses(network, batch, cfg, arch) / totals
-            loss = loss / len(archs)  # the mean over the M sub-models
+            # D25*: the gradient is the mean over the M sub-models. Line 11 of Alg. 1 can also mean
+            # the mean over threads alone, and the released code adds the M gradients
+            loss = loss / len(archs)
             loss.sum().backward()  # Alg. 1, line 9
             losses += loss.detach()
     for value in trained:

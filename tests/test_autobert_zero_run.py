@@ -160,7 +160,7 @@ def test_an_exported_network_cuts_its_inputs_as_predict_does(
 
 
 def test_recipes_are_the_papers():
-    recipes = abz.recipes(abz.Config(preset="base"))
+    recipes = abz.recipes(abz.Config())
     rte = recipes["RTE"]
     assert (rte.epochs, rte.lr, rte.warmup) == (3, 2e-5, 0.01)  # App. D.1
     for task, epochs, batch in (("SQuAD1.1", 3, 32), ("SQuAD2.0", 2, 48)):  # App. D.2

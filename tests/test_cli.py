@@ -165,6 +165,18 @@ def test_the_tables_of_read_flags_name_actions_and_flags(file):
             assert {*names} <= known
 
 
+@pytest.mark.parametrize("file, others", [
+    ("albert", set()), ("autobert_zero", set()), ("autotinybert", set()),
+    ("mformer", {"batch", "accumulate"})])  # of one GPU
+def test_the_defaults_are_the_preset_base(file, others):
+    module = importlib.import_module(file)
+    defaults = dataclasses.asdict(module.Config())
+    base = module.presets_of([])["base"] if file == "mformer" else module.PRESETS["base"]
+    assert defaults["preset"] == "base"
+    for name in base.keys() - module.ACTIONS - others:
+        assert base[name] == defaults[name]
+
+
 def test_the_title_of_a_group_may_have_two_lines():
     title = cli.field_groups(importlib.import_module("mformer").Config)["hidden"]
     assert title.startswith("search space (") and title.endswith("are the decoder's too")
