@@ -400,6 +400,15 @@ def test_pruning_keeps_the_important_features_and_the_types():
     assert pruned["ffn"] == (48,)  # the better one
 
 
+@pytest.mark.parametrize("task, lists", [
+    ("cifar10", "types layers ffn heads hidden layers types hidden heads ffn"),
+    ("wmt14", "decoder_layers cross_heads types decoder_ffn "
+     "decoder_layers decoder_heads connect cross_heads ffn"),
+])
+def test_base_keeps_the_features_of_section_7(task, lists):
+    assert paper(task).keep == len({*lists.split()})  # D7
+
+
 def history_line(arch):
     latency = arch.layers + sum(arch.ffn) / 200 - 0.3 * arch.types.count("linear")
     loss = toy_loss(arch)
