@@ -93,7 +93,7 @@ def test_a_task_that_starts_from_mnli_keeps_the_number_of_trained_positions(
 
 
 @pytest.mark.parametrize("program, trained, longer", [
-    ("albert", 60, 64), ("autobert_zero", 64, 80)])
+    ("albert", 60, 64), ("autobert_zero", 64, 80), ("autotinybert", 48, 64)])
 def test_inputs_longer_than_in_training_start_from_copies_of_trained_positions(
         program, trained, longer, ready, works, capsys):
     """A model that was fine-tuned on such inputs has trained all their positions."""
