@@ -71,10 +71,11 @@ class Config:
     tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     init: str = ""  # run folder to start from: a search's super-net, a pre-training, RUN/TASK
     # data
-    corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text
+    corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text, in --finetune none
     glue: str = ""  # folder of the GLUE tasks, official layout. Default: demo tasks
     squad: str = ""  # folder of train-v1.1.json, ... Default: demo questions
-    # D13: the default vocabulary is SentencePiece's, trained on the corpus. The paper has WordPiece
+    # D13: the default vocabulary is SentencePiece's, trained on the corpus, or without one on the
+    # training text of the tasks. The paper has WordPiece
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model. Default: trained
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
     # D45: pre-training is evaluated on held-out documents. The paper does not say
@@ -1690,7 +1691,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
     from data.corpus import join
     from data.inputs import (
         Data, check_size, find_inputs, open_corpus, open_tokenizer, pick, print_after_training,
-        print_near_baseline)
+        print_near_baseline, train_vocabulary)
     from data.network_code import (
         SPAN, head_kind, refuse_to_overwrite, write_hugging_face, write_network)
 
@@ -2108,7 +2109,7 @@ def finetune(cfg, command):
         cfg = resolve(cfg, command, ranks, source)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
         flags = data_flags(names)
-        text = not cfg.tokenizer  # to train a vocabulary
+        text = bool(cfg.corpus) and not cfg.tokenizer  # to train a vocabulary
         if text:
             flags.append("corpus")
         inputs = find_inputs(
@@ -2116,7 +2117,7 @@ def finetune(cfg, command):
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST, *names))
         cfg = dataclasses.replace(cfg, **inputs.flags)
         if not run.finished():
-            data = open_data(cfg, run, text)
+            data = open_data(cfg, run, text, names)
             cfg = resolve_data(cfg, data)
             run.save_settings(cfg)
             results = finetune_tasks(names, source, data.tokenizer, cfg, run)
@@ -2124,15 +2125,21 @@ def finetune(cfg, command):
         print_summary(run, cfg)
 
 
-def open_data(cfg, run, text):
-    """The Data of a run: the tokenizer and, with `text`, the corpus."""
+def open_data(cfg, run, text, names=()):
+    """The Data of a run: the tokenizer and, with `text`, the corpus. Without corpus and --tokenizer
+    the vocabulary is trained on the training text of the tasks `names`."""
     ranks = run.ranks
     given = run.command.given
     if text:
         return open_corpus(
             ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
             held_out=cfg.held_out, init=cfg.init, given=given)
-    tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    if not cfg.tokenizer:
+        on_main(ranks, train_vocabulary, names, cfg, run.folder / "spiece.model", given)
+    tokenizer = open_tokenizer(cfg.tokenizer or run.folder, cfg.init)
+    if not cfg.tokenizer:
+        print0(ranks, f"a vocabulary of {tokenizer.vocab_size:,} tokens, from the training text of "
+                      f"{', '.join(names)}")
     check_size(tokenizer, cfg.vocab_size, given)
     on_main(ranks, tokenizer.save, run.folder)
     return Data(ranks.device, tokenizer)

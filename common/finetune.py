@@ -131,6 +131,16 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
     return kind(name, source, tokenizer, recipe)
 
 
+def training_texts(names, cfg):
+    """The different texts of the training examples of tasks, in order."""
+    texts = {}
+    for name in names:
+        kind = task_class(name)
+        for example in kind.read(name, data_folder(name, cfg), search=True).examples["train"]:
+            texts |= dict.fromkeys(kind.texts(example))
+    return [*texts]
+
+
 def task_files(names, flag, folder, search):
     """The files and folders of tasks in --glue or --squad. Raises UserError if one is missing."""
     if flag == "squad":
