@@ -989,7 +989,7 @@ def pretrain_language_model(source, data, cfg, run):
     start = "from scratch"
     if source:
         start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
-    print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
+    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, {cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks)
@@ -1222,7 +1222,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
     model = task_model(task, cfg)
     note = start_from(model, source, task.name)
     note += extend_positions(model, source.trained, task.recipe.length)
-    print0(run.ranks, f"{job}: {note}")
+    print0(run.ranks, f"{job}: {run.start_line(note, folder / 'training.pt')}")
     model = move(model, run.ranks.device)
     optimizer = Lamb(
         model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)

@@ -1931,7 +1931,7 @@ def pretrain_language_model(source, data, cfg, run):
     start = "from scratch"
     if source:
         start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
-    print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
+    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, {cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks, sequences=2048)
@@ -2071,7 +2071,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
     if source:
         note = start_from(model, source) + extend_positions(model, source.trained, trained)
         trained = max(trained, source.trained)
-    print0(run.ranks, f"{job}: {note}")
+    print0(run.ranks, f"{job}: {run.start_line(note, folder / 'training.pt')}")
     device = run.ranks.device
     model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)

@@ -1603,7 +1603,7 @@ def search(cfg, command):
                 raise UserError("--held_out: a search needs examples for its losses")
             if cfg.latency_limit and run.new:
                 on_main(ranks, check_limit, space, cfg, ranks.device)
-            supernet = start_model(supernet, widest(space), data, cfg, ranks, space)
+            supernet = start_model(supernet, widest(space), data, cfg, run, space)
             run.finish(find_architecture(supernet, space, data, cfg, run))
         print_summary(run, cfg)
 
@@ -1969,9 +1969,10 @@ def open_training_data(cfg, ranks, folder):
 # Training, evaluation and prediction as actions
 
 
-def start_model(model, arch, data, cfg, ranks, space=None):
+def start_model(model, arch, data, cfg, run, space=None):
     """The model at the start of a training. model: --init's, which gets a new head if the images
     have other classes, or None for a new one. Prints facts about the data and the model."""
+    ranks = run.ranks
     seed_everything(cfg.seed, "weights")
     start = "from scratch"
     if model is None:
@@ -1984,7 +1985,7 @@ def start_model(model, arch, data, cfg, ranks, space=None):
     held_out = f"{data.num_held_out:,}" if data.num_held_out else "none, so no held-out loss"
     parameters = sum(value.numel() for value in model.parameters())
     print0(ranks, f"{data.facts()}; held out: {held_out} (--held_out)")
-    print0(ranks, f"{start}; {parameters:,} parameters, {cfg.steps} steps")
+    print0(ranks, f"{run.start_line(start)}; {parameters:,} parameters, {cfg.steps} steps")
     return model.to(ranks.device)
 
 
@@ -2014,7 +2015,7 @@ def train(cfg, command):
             data = open_training_data(cfg, ranks, run.folder)
             cfg = dataclasses.replace(cfg, **data.settings)
             run.save_settings(cfg)
-            model = start_model(model, arch, data, cfg, ranks)
+            model = start_model(model, arch, data, cfg, run)
             train_network(model, data, cfg, run)
             dev = evaluate_network(model, data, cfg) if data.num_held_out else {"loss": None}
             run.finish({"arch": cfg.arch, "held_out_loss": dev["loss"]})
@@ -2253,8 +2254,14 @@ def presets_of(argv):
         task = read_json(config).get("settings", {}).get("task")
     if task not in PRESETS:  # refused later
         task = Config.task
-    return {"dry_run": DRY_RUN,
-            **{name: {**preset, "task": task} for name, preset in PRESETS[task].items()}}
+    other, = PRESETS.keys() - {task}
+    defaults = {field.name: field.default for field in dataclasses.fields(Config)
+                if field.name not in ("preset", *ONLY[task])}
+    presets = {"dry_run": DRY_RUN}
+    for name, preset in PRESETS[task].items():
+        of_other = defaults | {"task": task, **PRESETS[other][name]}
+        presets[name] = {**preset, "task": task, f"task {other}": of_other}  # for the help
+    return presets
 
 
 def main(argv=None):

@@ -253,6 +253,12 @@ class RunFolder:
             self.record |= facts
             write_json(self.folder / "config.json", self.record)
 
+    def start_line(self, start, checkpoint=None):
+        """The line on the start of a training: `start`, or if there is a checkpoint (default: the
+        run's) that the training continues."""
+        path = checkpoint or self.folder / "checkpoint.pt"
+        return f"continues from {path}" if path.exists() else start
+
     def finished(self):
         """The result of finish(), or None for an unfinished run."""
         there = (self.folder / "done.json").exists
