@@ -1153,7 +1153,7 @@ def extend_positions(model, trained, length):
     # Untrained ones slow the training on longer sequences: after 3,000 demo steps of 16 tokens and
     # 1,000 of 128 the held-out loss is 4.46, 4.52, 4.48 with copies and 4.91, 4.90, 4.93 without
     # D28: --init with another --length trains in stages, such as short sequences first. The paper
-    # has only sequences of 512 tokens
+    # trains in one stage, on sequences of 512 tokens, of which 10% are shorter
     trained = trained or length
     if trained >= length:
         return ""
@@ -1193,7 +1193,8 @@ def pretrain_language_model(source, data, cfg, run):
     start = "from scratch"
     if source:
         start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
-    print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
+    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, "
+                      f"{cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks)

@@ -130,6 +130,16 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
     return kind(name, source, tokenizer, recipe)
 
 
+def training_texts(names, cfg):
+    """The different texts of the training examples of tasks, in order."""
+    texts = {}
+    for name in names:
+        kind = task_class(name)
+        for example in kind.read(name, data_folder(name, cfg), search=True).examples["train"]:
+            texts |= dict.fromkeys(kind.texts(example))
+    return [*texts]
+
+
 def task_files(names, flag, folder, search):
     """The files and folders of tasks in --glue or --squad. Raises UserError if one is missing."""
     if flag == "squad":
@@ -396,7 +406,7 @@ def train_task(method, source, task, data, cfg, run, job):
     folder = run.folder / "jobs" / job
     number = int(job.rpartition("-")[2])
     model, tuning, note, trained = method.begin(task, source, cfg, number, run.ranks.device)
-    print0(run.ranks, f"{job}: {note}")
+    print0(run.ranks, f"{job}: {run.start_line(note, f'jobs/{job}/training.pt')}")
     result, outputs = finetune_job(model, tuning, cfg, folder, run.alone(job))
     if outputs:
         if method.keep:

@@ -316,6 +316,11 @@ class Run:
             update(bar)
         return {name: read_json(path) for name, path in paths.items()}
 
+    def start_line(self, start, checkpoint="checkpoint.pt"):
+        """A line on the start of a training: `start`, or the checkpoint that it continues from."""
+        path = self.folder / checkpoint
+        return f"continues from {path}" if path.exists() else start
+
     def finish(self, result):
         """Mark the run as finished with its result, a JSON object."""
         self.mark_computed()
