@@ -678,6 +678,7 @@ def summed_loss(logits, labels):
 
 # --- training -------------
 
+
 CLIP = 1.0  # largest gradient norm (official code)
 EVALUATION_BATCH = 64  # sequences per batch of an evaluation
 
@@ -1031,6 +1032,7 @@ def average_predictions(kind, several):
 
 # --- the run --------------
 # The paper ends here. The functions below need common/ and data/.
+
 
 PRESETS["demo"] = dict(  # minutes on two cores. lr: 4.4e-3 for batch 32
     vocab_size=1000, layers=2, hidden=64, heads=2, ffn=128, embedding=60,

@@ -40,18 +40,35 @@ import time
 import warnings
 from pathlib import Path
 from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.flop_counter import FlopCounterMode
 
+if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this file has no commands
+    from common import cli, glue
+    from common.cli import Diverged, UserError
+    from common.files import jsonl, load_file, read_json, save_file, write_atomic, write_json
+    from common.finetune import (
+        Method, Recipe, Tuning, fine_tune, finetune_tasks, open_task, parse_tasks, percent,
+        predict_file, print_summary, shown_name)
+    from common.finetune import predict as predict_split
+    from common.folder_task import export_head, read_spec
+    from common.launch import (
+        Ranks, autocast, fit_accumulate, gather, generator_of, launch, layer_activations,
+        micro_batch_numbers, move, no_sync_until, on_main, prepare_model, print0, print_device_use,
+        reduce_mean, seed_everything, send, to_host, total_over, training_cost)
+    from common.run import Loop, Run, load_weights, read_run, set_rate, settings_from
+    from data.corpus import join
+    from data.inputs import open_data, open_tokenizer, print_after_training, print_near_baseline
+    from data.network_code import SPAN, refuse_to_overwrite, write_hugging_face, write_network
+
 # B batch, T tokens, H hidden, N heads, D head dim, V vocab, E embedding, M masked, K kernel,
 # I inputs of an attention
 
-# --- configuration --------
 
+# --- configuration --------
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -59,55 +76,60 @@ class Config:
     override presets, and presets override defaults. The defaults are the preset base. The command
     line starts from the preset demo."""
     preset: str = "base"  # demo (minutes on two cores) | small | base | large (Table 6)
-    out: str = ""  # run folder. Default: runs/autobert_zero-ACTION-PRESET
-    restart: bool = False  # delete the run in the run folder and start again
     seed: int = 0  # random seed [0, 4294967295]
-    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
-    compile: bool = False  # torch.compile, in pre-training
     accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
-    recompute: bool = False  # activation recomputation: half the memory, a third more time
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
-    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     init: str = ""  # run folder to start from: a search's super-net, a pre-training, RUN/TASK
-    # data
-    corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text, in --finetune none
-    glue: str = ""  # folder of the GLUE tasks, official layout. Default: demo tasks
-    squad: str = ""  # folder of train-v1.1.json, ... Default: demo questions
     # D13: the default vocabulary is SentencePiece's, trained on the corpus, or without one on the
     # training text of the tasks. The paper has WordPiece
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model. Default: trained
+    weight_decay: float = 0.01  # of AdamW. BERT's in pre-training, App. D.1's in fine-tuning
+    # execution: may differ when a run continues
+    out: str = ""  # run folder. Default: runs/autobert_zero-ACTION-PRESET
+    restart: bool = False  # rename the run in the run folder and start again
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
+    compile: bool = False  # torch.compile, in pre-training
+    recompute: bool = False  # activation recomputation: half the memory, a third more time
+    save_every: int = 1000  # steps between checkpoints and, in --pretrain, evaluations [>= 1]
+    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
+    cache: str = ""  # folder of vocabularies and token files. Default: data/cache
+    # text
+    corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text, in --finetune none
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
     # D45: pre-training is evaluated on held-out documents. The paper does not say
     held_out: float = 0.05  # documents: fraction (below 1, capped at 1,000) or count [> 0]
-    tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search, or folders
-    train_examples: int = 0  # training examples of each task (0: all)
-    # model
+    # architecture
     arch: str = "autobert-zero"  # autobert-zero | bert | text form | best.json
+    # model
     layers: int = 12  # L [1, 1000]
     hidden: int = 768  # d [>= 1]
     heads: int = 12  # A [>= 1]
     ffn: int = 3072  # d_ff [>= 1]
     embedding: int = 0  # width of the token embedding (0: hidden). 128 gives the 13M of small
+    length: int = 128  # tokens in a sequence, special ones included [8, 512]
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
     init_std: float = 0.02  # of the initial weights. 0.02 suits widths near 768 [0.001, 0.2]
     # pre-training (in --search, of a candidate)
-    length: int = 128  # tokens in a sequence, special ones included [8, 512]
     steps: int = 40000  # Sec. 4.1. 0: 40 passes over the corpus, App. D.2, --pretrain only
     batch: int = 160  # sequences per step, App. D.1 [>= 1]
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # fraction of the steps, App. D.1 [0, 1]
     short: float = 0.0  # fraction of the steps, at the start, with length / 4 (D39) [0, 1]
-    weight_decay: float = 0.01  # of AdamW. BERT's in pre-training, App. D.1's in fine-tuning
-    save_every: int = 1000  # steps between checkpoints and, in --pretrain, evaluations [>= 1]
+    # tasks
+    glue: str = ""  # folder of the GLUE tasks, official layout. Default: demo tasks
+    squad: str = ""  # folder of train-v1.1.json, ... Default: demo questions
+    train_examples: int = 0  # training examples of each task (0: all)
     # fine-tuning, by default as in recipes()
     finetune_lr: float | None = None  # peak learning rate [> 0]
     finetune_batch: int | None = None  # examples per step [>= 1]
     finetune_epochs: int | None = None  # passes over the examples [>= 1]
     finetune_length: int | None = None  # tokens in an input. Default: --length, SQuAD 384 [8, 512]
+    # scores of --finetune
     eval_every: int = 100  # steps between evaluations on dev, App. D.2. 0: up to 20 in all
     runs: int = 1  # seeds of each fine-tuning. The median is reported [>= 1]
     # search
+    tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks, or folders
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: uniform mutations
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
     # D34: a search has a fixed number of rounds. Alg. 1 runs until convergence. 100 + 27 x 25 = 775
@@ -123,41 +145,6 @@ class Config:
 
 
 PRESETS = {
-    "demo": dict(
-        vocab_size=1000,
-        tasks="MNLI",
-        layers=4, hidden=64, heads=4, ffn=128,
-        dropout=0.0,
-        init_std=0.07,
-        length=64,
-        batch=32,
-        lr=2e-3,
-        warmup=0.1,
-        short=0.5,
-        finetune_lr=1e-3,
-        finetune_batch=16,
-        finetune_epochs=2,
-        search=dict(
-            # with two layers a single short training ranks networks on the demo's MNLI (ICC 0.93)
-            layers=2,
-            batch=8,
-            lr=3e-3,
-            steps=50,
-            finetune_lr=2e-3,
-            finetune_epochs=1,
-            finetune_length=72,
-            train_examples=5000,
-            population=8, rounds=3, parents=2, children=2,
-            finalists=2, finalist_times=15,
-            # D1: the demo shares no weights: each candidate starts from the same weights. The other
-            # presets share them, as in the paper
-            weight_sharing="none",
-            warm_times=10),
-        pretrain=dict(steps=3000, save_every=500),
-        finetune=dict(
-            runs=3,
-            eval_every=0,
-            finetune_length=128)),
     "small": dict(
         hidden=256, heads=4, ffn=1024,
         pretrain=dict(lr=1e-4, warmup=0.01, batch=320, steps=0),
@@ -167,30 +154,19 @@ PRESETS = {
     "large": dict(
         layers=24, hidden=1024, heads=16, ffn=4096,
         pretrain=dict(lr=1e-4, warmup=0.02, batch=80, steps=0)),
-    "dry_run": dict(
-        steps=2,
-        save_every=1,
-        train_examples=64,
-        finetune_epochs=1,
-        eval_every=1,
-        runs=1,
-        population=2, rounds=1, parents=1, children=1,
-        finalists=2, finalist_times=1,
-        warm_times=1),
 }
 EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
-CLIP = 1.0  # largest gradient norm, BERT's
-MASK_RATE = 0.15  # of the tokens, as in BERT
-# D29: an attention has at most 12 operations. The paper sets no limit, and Figure 7's longest has
-# 11
-MAX_PATH = 12
+
 
 # --- search space ---------
+
 # An architecture is a tuple of layers. A layer is an int, the kernel size of a convolution, or an
 # expression, an attention. An expression is a nested tuple of inputs and operations, such as
 # ("matmul", ("softmax", ("matmul", "Q", ("transpose", "K"))), "V"). Equal sub-expressions are one
 # operation. A shape is "nd" (tokens x head dim), "dn", "nn" or "dd".
-
+# D29: an attention has at most 12 operations. The paper sets no limit, and Figure 7's longest has
+# 11
+MAX_PATH = 12
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
@@ -306,7 +282,6 @@ def searchable(expression):
 
 # The text form joins layers by " | ". A convolution is "conv65". An attention is a formula, and a
 # result that is read twice has a name: "a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a".
-
 TEXT = {
     "neg": "neg({})", "transpose": "{}.T", "scale": "scale({})", "softmax": "softmax({})",
     "logsigmoid": "logsigmoid({})", "softsign": "softsign({})", "add": "({} + {})",
@@ -409,8 +384,6 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
-
-
 # D27: AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built. The paper only draws them
 
 
@@ -447,8 +420,8 @@ def read_arch(name, layers):
         raise ValueError(f"it has {len(arch)} layer(s); set --layers {len(arch)}")
     return arch
 
-# --- model ----------------
 
+# --- model ----------------
 
 def cosine(x, y):
     """Cosine similarity of each row of x (B, N, n, d) with each of y (B, N, m, d): (B, N, n, m)."""
@@ -820,8 +793,8 @@ def count(arch, cfg):
                           "2 per multiply-add; embeddings are look-ups",
     }
 
-# --- supernet -------------
 
+# --- supernet -------------
 
 def slot(name, value, arch):
     """Where the super-net stores a candidate's weight: (name there, index of the part).
@@ -916,8 +889,277 @@ class SuperNet:
     def load_state_dict(self, state):
         self.weights = {name: value.cpu() for name, value in state.items()}
 
-# --- search ---------------
 
+# --- objective ------------
+
+MASK_RATE = 0.15  # of the tokens, as in BERT
+
+
+def draw_next_sentence(segments, generator):
+    """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,). Half
+    continue the first segment (label 0), half are text from elsewhere (label 1)."""
+    # D28: the first segment may begin, and the second end, in mid-sentence, unlike BERT's. Text
+    # without a sentence boundary has no label (-100): text from elsewhere begins with a sentence,
+    # so the first words would reveal the label
+    single = (segments.length_b == 0) | (segments.length_other == 0)
+    other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
+    ids = torch.where(other[:, None], segments.other, segments.segment_b)
+    lengths = torch.where(other, segments.length_other, segments.length_b)
+    return ids, lengths, other.long().masked_fill(single, -100)
+
+
+def mask_tokens(ids, tokenizer, generator):
+    """BERT's masking of ids (B, T): MASK_RATE of the tokens are predicted. 80% of these become
+    [MASK], 10% a random token, and 10% stay.
+
+    Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). If
+    fewer than M tokens are masked, filler has the label -100.
+    """
+    # D17: the masking rate holds per micro-batch, not per sequence. M depends on B and T alone
+    M = max(1, round(MASK_RATE * ids.numel()))
+    special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
+    text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
+    chosen = text[torch.randperm(len(text), generator=generator)]
+    chosen = chosen[:max(1, round(MASK_RATE * len(text)))]
+    labels = ids.flatten()[chosen]
+    kind = torch.rand(len(chosen), generator=generator)
+    random_token = torch.randint(tokenizer.vocab_size, (len(chosen),), generator=generator)
+    shown = torch.where(kind < 0.9, random_token, labels)
+    shown = torch.where(kind < 0.8, tokenizer.mask_id, shown)
+    changed = ids.flatten().index_put((chosen,), shown).view_as(ids)
+    filler = (0, M - len(chosen))
+    return changed, F.pad(chosen, filler), F.pad(labels, filler, value=-100)
+
+
+def summed_loss(logits, labels):
+    """Cross-entropy of logits (n, classes), summed over labels (n,) other than -100."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+# --- training -------------
+
+CLIP = 1.0  # largest gradient norm, BERT's
+
+
+def schedule(step, steps, warmup):
+    """Fraction of the peak learning rate: linear warm-up for warmup x steps, then linear decay to 0
+    (App. D.1)."""
+    rise = max(1, round(warmup * steps))
+    if step < rise:
+        return (step + 1) / rise
+    return (steps - step) / max(1, steps - rise)
+
+
+def learning_rate(step, cfg):
+    """The learning rate of a step of pre-training."""
+    return cfg.lr * schedule(step, cfg.steps, cfg.warmup)
+
+
+def make_optimizer(model, weight_decay):
+    """AdamW with weight decay on all matrices except transforms."""
+    # D50: transforms have no weight decay, so that they stay near the identity. The paper does not
+    # mention them
+    decayed = []
+    others = []
+    for name, value in model.named_parameters():
+        matrix = value.dim() > 1 and not name.endswith("conv.transform")
+        (decayed if matrix else others).append(value)
+    groups = [{"params": decayed, "weight_decay": weight_decay},
+              {"params": others, "weight_decay": 0.0}]
+    # D44: weight decay is decoupled (AdamW). App. D.2 says Adam
+    return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
+
+
+def language_batch(segments, tokenizer, cfg, seed_number, device):
+    """data.corpus.Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,)
+    unless there is no padding, masked_positions and labels (M,), next_labels (B,). Label -100:
+    nothing to predict. seed_number: different for each batch of the same length."""
+    generator = generator_of(cfg.seed, "mask", seed_number)
+    second, second_length, next_labels = draw_next_sentence(segments, generator)
+    ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
+        segments.segment_a, segments.length_a, second, second_length, tokenizer, empty_b=True)
+    # rounds T up, so that torch.compile meets few widths
+    multiple = max(8, cfg.length // 8)
+    width = min(cfg.length, multiple * math.ceil(int(lengths.max()) / multiple))
+    ids, masked_positions, labels = mask_tokens(ids[:, :width], tokenizer, generator)
+    batch = {
+        "ids": ids,
+        "token_type_ids": token_type_ids[:, :width],
+        "masked_positions": masked_positions,
+        "labels": labels,
+        "next_labels": next_labels,
+    }
+    if (lengths < width).any():  # GPUs have flash attention for full sequences only
+        batch["lengths"] = lengths
+    return send(batch, device)
+
+
+# D39: training may start with short sequences, from which an attention-only network learns word
+# order sooner. The first --short of the steps have four times as many sequences of a quarter of the
+# length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps. This paper names 128
+# (App. D.2)
+
+
+def short_steps(cfg):
+    """The number of steps with short sequences, at the start."""
+    return round(cfg.short * cfg.steps)
+
+
+def short_times(cfg):
+    """Short sequences per sequence of --length: 4, or fewer to leave at least 8 tokens."""
+    return min(4, cfg.length // 8)
+
+
+def training_batches(data, cfg, ranks, begin, round_number=0):
+    """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
+    same for any number of processes."""
+    # D51: all candidates of a round read the same text, and the next round reads on. The paper does
+    # not say which text a candidate reads
+    for step in range(begin, cfg.steps):
+        times = short_times(cfg) if step < short_steps(cfg) else 1
+        step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
+        first = times * cfg.batch * (round_number * cfg.steps + step)
+        segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
+        # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
+        # that few are padded. The paper does not say how a batch is divided
+        lengths = segments.length_a + segments.length_b
+        size = times * cfg.batch // cfg.accumulate
+        micro_batches = lengths.argsort(stable=True).split(size)
+        batches = []
+        for micro in micro_batch_numbers(ranks, cfg.accumulate):
+            examples = segments[micro_batches[micro].sort().values]
+            seed_number = first + micro * size
+            batches.append(language_batch(
+                examples, data.tokenizer, step_cfg, seed_number, ranks.device))
+        yield batches
+
+
+def count_labels(batch):
+    """The divisors of the two losses (2,): masked tokens, and sequences with a next-sentence
+    label."""
+    return torch.stack([(batch[name] != -100).sum() for name in ("labels", "next_labels")])
+
+
+def summed_losses(network, batch, cfg):
+    """The losses of masked tokens and of next sentences (2,), summed over labels (Sec. 4.1, App.
+    D.2)."""
+    with autocast(cfg.dtype, batch["ids"].device):
+        logits, next_logits = network(batch)  # (M, V), (B, 2)
+    return torch.stack([summed_loss(logits, batch["labels"]),
+                        summed_loss(next_logits, batch["next_labels"])])
+
+
+def train_step(step, network, optimizer, batches, cfg, ranks, round_number=0):
+    """One step on this process's micro-batches. Returns {name: tensor ()}, both losses and the
+    gradient norm. Their means over the processes are those of the whole batch."""
+    totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
+    totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
+    losses = torch.zeros_like(totals)
+    first = round_number * cfg.steps * cfg.batch  # differs between rounds
+    for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
+        seed_everything(cfg.seed, "language model", first, step, micro)  # dropout
+        with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
+            loss = summed_losses(network, batch, cfg) / totals
+            loss.sum().backward()
+        losses += loss.detach()
+    norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
+    optimizer.step()
+    optimizer.zero_grad()
+    return {"mlm_loss": losses[0], "nsp_loss": losses[1], "norm": norm}
+
+
+def train_language_model(model, data, cfg, run):
+    """Pre-train on a data.inputs.Data, from the checkpoint. Raises Diverged, and Stop after
+    SIGTERM."""
+    ranks = run.ranks
+    optimizer = make_optimizer(model, cfg.weight_decay)
+    loop = Loop(run, "pretrain", cfg, model=model, optimizer=optimizer)
+    network = prepare_model(model, ranks, cfg.compile)
+    for step, batches in loop(training_batches(data, cfg, ranks, loop.begin)):
+        if step and step == short_steps(cfg) and not cfg.init:  # short sequences end (D31)
+            line = extend_positions(model, cfg.length // short_times(cfg), cfg.length)
+            print0(ranks, f"step {step}{line}")
+        rate = learning_rate(step, cfg)
+        set_rate(optimizer, rate)
+        model.train()
+        numbers = train_step(step, network, optimizer, batches, cfg, ranks)
+        dev = evaluate_language_model(model, data, cfg, ranks) if loop.evaluates(step) else {}
+        loop.after(step, numbers, batches, dev, lr=rate)
+    if cfg.dry_run:
+        flops = forward_flops(model.encoder.arch, cfg)
+        print_device_use(ranks, loop.speed, flops / cfg.length)
+
+
+@torch.no_grad()
+def evaluate_language_model(model, data, cfg, ranks, sequences=512):
+    """{"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} on held-out sequences, which are the
+    same for all seeds and batch sizes. The host waits for a GPU once, to read the sums."""
+    batch_size = 16
+    cfg = dataclasses.replace(cfg, seed=0)
+    dtype = torch.float32 if ranks.device.type == "mps" else torch.float64  # mps has no float64
+    sums = torch.zeros(2, 3, dtype=dtype, device=ranks.device)  # loss, right, labels
+    model.eval()
+    for first in range(ranks.rank * batch_size, sequences, ranks.size * batch_size):
+        segments = data.dev.segments(first, batch_size, cfg.length - 3, cfg.seed)
+        batch = language_batch(segments, data.tokenizer, cfg, first, ranks.device)
+        with autocast(cfg.dtype, ranks.device):
+            logits, next_logits = model(batch)
+        answers = (logits, batch["labels"]), (next_logits, batch["next_labels"])
+        for total, (scores, labels) in zip(sums, answers):
+            right = (scores.argmax(-1) == labels).sum()
+            total += torch.stack([summed_loss(scores, labels), right, (labels != -100).sum()])
+    means = reduce_mean(ranks, *sums.flatten().tolist())
+    result = {}
+    for name, (loss, right, labelled) in {"mlm": means[:3], "nsp": means[3:]}.items():
+        if labelled:  # NSP needs more than one document
+            result[f"{name}_loss"] = loss / labelled
+            result[f"{name}_accuracy"] = right / labelled
+    return result
+
+
+# Fine-tuning (App. D.1, D.2)
+GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
+MEANS = {"AVG": (*GROUPS["glue"], "MNLI dev_mismatched accuracy")}  # App. C, without WNLI
+
+
+def recipes(cfg):
+    """{task: how it is fine-tuned} (App. D.1, D.2). GLUE inputs are as long as in pre-training. The
+    paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
+    # D36: fine-tuning has App. D.1's learning rate, warm-up and weight decay, and one evaluation
+    # interval. App. D.2 chooses among 12 pairs of rate and decay, and two intervals
+    warmup = 0.1 if cfg.preset == "demo" else 0.01
+    paper = {"lr": 2e-5, "epochs": 3, "warmup": warmup, "batch": 32}
+    table = {name: Recipe(length=cfg.length, main=task.metrics[0], **paper)
+             for name, task in glue.TASKS.items()}
+    if cfg.preset == "small":  # Sec. 4.2, footnote 2
+        for name in ("MRPC", "QQP"):
+            table[name] = dataclasses.replace(table[name], main="accuracy")
+    table["SQuAD1.1"] = Recipe(length=384, main="f1", **paper)
+    table["SQuAD2.0"] = dataclasses.replace(table["SQuAD1.1"], batch=48, epochs=2)
+    return table
+
+
+def begin_task(task, source, cfg, number, device):
+    """The model of run `number` of a task on a device, its Tuning, a line on its weights, and the
+    number of trained positions."""
+    seed = cfg.seed + number
+    seed_everything(seed, "head", task.name)
+    model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
+    note = "from scratch"
+    trained = task.recipe.length
+    if source:
+        note = start_from(model, source) + extend_positions(model, source.trained, trained)
+        trained = max(trained, source.trained)
+    model = move(model, device)
+    optimizer = make_optimizer(model, cfg.weight_decay)
+    # D20: the reported weights are from the best evaluation on dev. The paper does not say which it
+    # reports
+    tuning = Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name), cfg.accumulate,
+                    task.evaluation_steps(cfg.eval_every))
+    return model, tuning, note, trained
+
+
+# --- search ---------------
 
 def draw_operation(rng, readable, unread):
     """A random operation and its operands. Each is drawn from `unread` with probability 1/2, else
@@ -1242,20 +1484,18 @@ def score_candidate(arch, round_number, supernet, data, cfg, path):
     model = LanguageModel(arch, cfg, shared=True)
     supernet.fetch(model)  # Alg. 1, line 8
     model = move(model, data.device)
-    optimizer = make_optimizer(model, cfg.weight_decay)
-    checkpoint = Checkpoint(
-        path.with_suffix(".training.pt"), Ranks(0, 1, data.device), model=model,
-        optimizer=optimizer)
+    checkpoint = path.with_suffix(".training.pt")
     scores = {}
     diverged = False
     try:
-        train_candidate(model, optimizer, data, cfg, checkpoint, round_number)
+        train_candidate(
+            model, data, cfg, Ranks(0, 1, data.device), checkpoint, round_number)
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
     except Diverged:
         diverged = True  # D12: a candidate that diverges scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
-    checkpoint.remove()
+    checkpoint.unlink(missing_ok=True)
     # D19: a score is the mean over --tasks, with MNLI's matched half, and no candidate is evaluated
     # twice (propose). The paper does not say
     score = sum(scores.values()) / max(len(scores), 1)
@@ -1263,29 +1503,17 @@ def score_candidate(arch, round_number, supernet, data, cfg, path):
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
 
 
-def train_candidate(model, optimizer, data, cfg, checkpoint, round_number):
-    """Pre-train one candidate in this process, from its checkpoint. Raises Diverged, and Stop after
-    SIGTERM."""
-    alone = checkpoint.ranks
-    begin = checkpoint.restore().get("step", 0)
-    network = prepare_model(model, alone, cfg.compile)
-    pace = Pace(alone, cfg.steps, cfg.save_every)
-    means = Means(alone)
-    made = prefetch(training_batches(data, cfg, alone, begin, round_number), data.device)
-    model.train()
-    steps = job_progress(range(begin, cfg.steps), "pretrain", cfg.steps, begin)
-    for step, batches in zip(steps, made):
+def train_candidate(model, data, cfg, ranks, file, round_number):
+    """Pre-train one candidate in one process, from the checkpoint `file`. Raises Diverged, and Stop
+    after SIGTERM."""
+    optimizer = make_optimizer(model, cfg.weight_decay)
+    loop = Loop(None, "pretrain", cfg, ranks=ranks, file=file, model=model, optimizer=optimizer)
+    network = prepare_model(model, ranks, cfg.compile)
+    for step, batches in loop(training_batches(data, cfg, ranks, loop.begin, round_number)):
         set_rate(optimizer, learning_rate(step, cfg))
-        numbers = train_step(step, network, optimizer, batches, cfg, alone, round_number)
-        means.add(numbers, tokens=0)
-        done = step + 1
-        stop, save, log = pace(done)
-        if log:
-            means.take(done)  # raises Diverged
-        if save:
-            checkpoint.save(step=done)
-        if stop:
-            raise Stop
+        model.train()
+        numbers = train_step(step, network, optimizer, batches, cfg, ranks, round_number)
+        loop.after(step, numbers)
 
 
 def score_task(model, task, cfg, device):
@@ -1299,7 +1527,7 @@ def score_task(model, task, cfg, device):
     if state["diverged"]:
         raise Diverged(state["diverged"])
     # D32: a negative metric counts as 0, the score of a diverged candidate
-    return max(task.score("dev", predict(tuned, task, "dev", cfg, device))["main"], 0.0)
+    return max(task.score("dev", predict_split(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
 def score_candidates(archs, round_number, supernet, run, name, data, cfg, best=1.0):
@@ -1320,55 +1548,39 @@ def score_candidates(archs, round_number, supernet, run, name, data, cfg, best=1
             print0(run.ranks, candidate_line(key, result, archs[key], best, cfg))
         run.log("candidate", round_number, job=f"{name}/{key}", arch=texts[key], **result)
 
-    results = share_out(
-        run.ranks, list(archs), folder, name, evaluate, cost=lambda key: len(texts[key]),
-        report=report)
-    return dict(zip(archs, results))
+    return run.each(
+        name, list(archs), evaluate, cost=lambda key: len(texts[key]), report=report)
 
 
-def search(supernet, run, data, cfg):
-    """OP-NAS (Algorithm 1). Returns the history of all candidates. A stopped run continues with its
-    current round."""
-    checkpoint = Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet)
-    history = checkpoint.restore().get("history", [])
-    begin = history[-1]["round"] + 1 if history else 0
-    write_history(run, begin - 1, history)
-    for number in range(begin, len(round_sizes(cfg))):
-        name = f"round-{number}"
+def op_nas(supernet, loop, run, data, cfg):
+    """OP-NAS (Algorithm 1). Returns the history of all candidates. A round is a step of the loop,
+    so that a stopped search continues with its current round."""
+    history = loop.state.setdefault("history", [])
+    for number, _ in loop():
+        forget_round(run, number - 1)  # its results are in the checkpoint
+        write_history(run, history)
         proposals = propose(history, number, cfg)  # lines 1, 4 to 7
         by_id = dict(enumerate(proposals, len(history)))
         archs = {key: arch for key, (_, arch) in by_id.items()}
         best = score_to_beat(history, data)
         results = score_candidates(  # lines 2, 8, 9
-            archs, number, supernet, run, name, data, cfg, best)
+            archs, number, supernet, run, f"round-{number}", data, cfg, best)
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
             for key, (parent, arch) in by_id.items()]
         if cfg.weight_sharing == "biws":  # Sec. 3.2, BIWS (1): after each round
             supernet.write_back(
-                (archs[line["id"]], load_file(run.folder / name / f"{line['id']}.pt"))
+                (archs[line["id"]], load_file(run.folder / f"round-{number}" / f"{line['id']}.pt"))
                 for line in reversed(ranked(lines)))
-        history = history + lines  # line 11
-        checkpoint.save(history=history)
-        write_history(run, number, history)
+        history += lines  # line 11
+        best = max(line["score"] for line in history)
+        loop.after(number, {}, candidates=len(history), best=best)
+    forget_round(run, loop.steps - 1)
+    write_history(run, history)
     return history
 
 
-# Around Algorithm 1: files, baselines, a warm start, finalists
-
-
-def write_history(run, number, history):
-    """Write history.jsonl from the checkpoint, then delete the folder of the finished round."""
-
-    def write():
-        write_atomic(run.folder / "history.jsonl", jsonl(history))
-        shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
-
-    gather(run.ranks, None)  # waits until all processes have read the files of the round
-    on_main(run.ranks, write)
-    if history:
-        best = max(line["score"] for line in history)
-        run.log("search", number, candidates=len(history), best=best)
+# Around Algorithm 1: a warm start, baselines, finalists
 
 
 def hand_designed(layers):
@@ -1447,12 +1659,188 @@ def train_finalists(history, first, run, data, cfg):
     return finalists, {name: results[name] for name in baselines}
 
 
+# --- the run --------------
+
+# The paper ends here. The functions below need common/ and data/.
+
+PRESETS["demo"] = dict(  # minutes on two cores
+    vocab_size=1000,
+    tasks="MNLI",
+    layers=4, hidden=64, heads=4, ffn=128,
+    dropout=0.0,
+    init_std=0.07,
+    length=64,
+    batch=32,
+    lr=2e-3,
+    warmup=0.1,
+    short=0.5,
+    finetune_lr=1e-3,
+    finetune_batch=16,
+    finetune_epochs=2,
+    search=dict(
+        # with two layers a single short training ranks networks on the demo's MNLI (ICC 0.93)
+        layers=2,
+        batch=8,
+        lr=3e-3,
+        steps=50,
+        finetune_lr=2e-3,
+        finetune_epochs=1,
+        finetune_length=72,
+        train_examples=5000,
+        population=8, rounds=3, parents=2, children=2,
+        finalists=2, finalist_times=15,
+        # D1: the demo shares no weights: each candidate starts from the same weights. The other
+        # presets share them, as in the paper
+        weight_sharing="none",
+        warm_times=10),
+    pretrain=dict(steps=3000, save_every=500),
+    finetune=dict(
+        runs=3,
+        eval_every=0,
+        finetune_length=128))
+PRESETS["dry_run"] = dict(
+    steps=2,
+    save_every=1,
+    train_examples=64,
+    finetune_epochs=1,
+    eval_every=1,
+    runs=1,
+    population=2, rounds=1, parents=1, children=1,
+    finalists=2, finalist_times=1,
+    warm_times=1)
+
+# Weights to start from
+
+# settings: the run's. arch: the model's text form, or "" for a super-net. trained: the number of
+# trained positions. task: the task whose head is included, or ""
+Pretrained = collections.namedtuple("Pretrained", "path settings weights arch trained task")
+SHAPE = ("layers", "hidden", "heads", "ffn", "embedding", "vocab_size")  # taken from --init
+FREE = ("length", "dropout", "init_std")  # taken from --init, unless a flag is given
+
+
+def refuse_stopped_search(cfg, command):
+    """Raise UserError if --init is an unfinished search, which has no best network. Another search,
+    or an explicit --arch, needs only its saved super-net."""
+    folder = Path(cfg.init)
+    config = folder / "config.json"
+    record = read_json(config) if config.exists() else {}
+    if record.get("action") != "search" or (folder / "done.json").exists():
+        return
+    needs_best = command.action == "export" or (
+        command.action != "search" and "arch" not in command.given)
+    if needs_best or not (folder / "checkpoint.pt").exists():
+        words = shlex.join(record["argv"][1:])
+        raise UserError(f"{folder}: this search has not ended; first run its command again, which "
+                        f"continues it: python {command.program}.py {words}")
+
+
+def load_pretrained(cfg, command):
+    """The model or super-net of --init as Pretrained, or None without --init."""
+    if not cfg.init:
+        return None
+    refuse_stopped_search(cfg, command)
+    record, owned = read_run(cfg.init, cfg, command.program, ("search", "pretrain", "finetune"))
+    settings = record["settings"]
+    trained = record.get("trained", settings["length"])
+    if "model" in owned:
+        return Pretrained(cfg.init, settings, owned["model"], settings["arch"], trained,
+                          record.get("task", ""))
+    if not Path(cfg.init, "best.pt").exists():
+        warnings.warn(f"{cfg.init}: no best.pt; its convolutions and attentions may be untrained")
+    return Pretrained(cfg.init, settings, owned["supernet"], "", trained, "")
+
+
+def resolve(cfg, command, ranks, source):
+    """Fill in the settings that follow from --init, the action and the number of processes. Turn
+    --arch into its text form. UserError if a flag contradicts the model or the architecture is
+    illegal. complete() fills in what follows from the data."""
+    changes = {}
+    if source:
+        names = (*SHAPE, "arch") if source.arch else SHAPE
+        changes |= settings_from(cfg, command, source.settings, source.path, names, FREE)
+        changes["tokenizer"] = cfg.tokenizer or str(Path(source.path))
+        changes["warm_times"] = 0  # --init replaces it
+        if not source.arch and "arch" not in command.given:
+            changes["arch"] = f"{source.path}/best.json"
+    if command.action == "pretrain":
+        changes["accumulate"] = fit_accumulate(cfg, command, ranks)
+    cfg = dataclasses.replace(cfg, **changes)
+    if command.action == "search":
+        return cfg
+    try:
+        arch = read_arch(cfg.arch, cfg.layers)
+    except ValueError as error:
+        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert") from None
+    return dataclasses.replace(cfg, arch=arch_text(arch))
+
+
+def complete(cfg, data):
+    """Fill in the settings that follow from the data: their paths, the vocabulary size, and with
+    --steps 0 the steps of EPOCHS passes over the corpus."""
+    cfg = dataclasses.replace(cfg, **data.flags, vocab_size=data.tokenizer.vocab_size)
+    if cfg.steps or not data.train:
+        return cfg
+    sequences = EPOCHS * data.train.slots(cfg.length - 3)
+    return dataclasses.replace(cfg, steps=math.ceil(sequences / cfg.batch))
+
+
+def trained_positions(source, cfg):
+    """The number of trained positions after a training: --init's, or those of its sequences."""
+    times = short_times(cfg) if short_steps(cfg) == cfg.steps else 1  # --short 1
+    return max(source.trained if source else 0, cfg.length // times)
+
+
+def start_from(model, source):
+    """Copy the weights of a Pretrained into a model or super-net. Returns a line about it."""
+    weights = source.weights
+    if not source.arch and not isinstance(model, SuperNet):
+        weights = cut_out(weights, model)
+    line = load_weights(model, weights, source.path, heads=("head",))
+    return f"{line}; trained on sequences of {source.trained} tokens"
+
+
+@torch.no_grad()
+def extend_positions(model, trained, length):
+    """Copy the embeddings of the `trained` first positions to the positions after them. Returns a
+    line about it, or "" if there are none."""
+    # D31: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
+    # Untrained ones slow the training. --pretrain copies where --init was shorter and where --short
+    # ends, and --finetune where inputs are longer. The paper has one length
+    if trained >= length:
+        return ""
+    rows = model.encoder.position_embedding.weight
+    rows[trained:length] = rows[torch.arange(trained, length) % trained]
+    return f"; positions {trained} to {length - 1} are copies of 0 to {trained - 1}"
+
+
+# Actions
+
+
+def search(cfg, command):
+    """Search for an architecture, then train the finalists again."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        names = parse_tasks(cfg.tasks, glue.TASKS, GROUPS)
+        cfg = dataclasses.replace(cfg, tasks=",".join(names))
+        data = open_data(cfg, command, ranks, names, text=True)
+        cfg = complete(cfg, data)
+        run = Run(cfg, command, ranks, data, trained=trained_positions(source, cfg))
+        if not run.result:
+            data = open_proxies(names, cfg, data)
+            print_plan(run, data, cfg)
+            run.finish(search_and_train_again(source, run, data, cfg))
+        print_best(run, cfg)
+
+
 def search_and_train_again(source, run, data, cfg):
     """A warm start, Algorithm 1, then finalists and baselines. Writes best.json and, if trained
     weights are kept, best.py and best.pt. Returns the content of best.json."""
     first = first_super_net(source, run, data, cfg)
     supernet = copy.deepcopy(first)
-    history = search(supernet, run, data, cfg)
+    rounds = len(round_sizes(cfg))
+    loop = Loop(run, "search", cfg, steps=rounds, save_at=range(1, rounds + 1), supernet=supernet)
+    history = op_nas(supernet, loop, run, data, cfg)
     if not ranked(history):
         raise UserError(f"{run.folder}: every candidate diverged; lower --lr or --finetune_lr, "
                         "--restart")
@@ -1463,7 +1851,7 @@ def search_and_train_again(source, run, data, cfg):
     if trained_again:  # --init uses its weights
         weights = load_file(run.folder / "finalists" / f"{best['id']}.pt")
         supernet.write_back([(arch, weights)])
-    Checkpoint(run.folder / "checkpoint.pt", run.ranks, supernet=supernet).save(history=history)
+        loop.finish()
     errors = [task.standard_error(best["scores"][name]) for name, task in data.tasks.items()]
     result = {
         **{key: best[key] for key in ("id", "arch", "score", "scores")},
@@ -1481,29 +1869,152 @@ def search_and_train_again(source, run, data, cfg):
     return result
 
 
-def run_search(cfg, command):
-    """--search."""
+def write_history(run, history):
+    """Write history.jsonl."""
+    on_main(run.ranks, write_atomic, run.folder / "history.jsonl", jsonl(history))
+
+
+def forget_round(run, number):
+    """Delete the folder of a finished round, once all processes have read it."""
+    gather(run.ranks, None)  # waits for all processes
+    if run.ranks.main:
+        shutil.rmtree(run.folder / f"round-{number}", ignore_errors=True)
+
+
+def pretrain(cfg, command):
+    """Train --arch in full (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        names = parse_tasks(cfg.tasks, glue.TASKS, GROUPS)
-        cfg = dataclasses.replace(cfg, tasks=",".join(names))
-        flags = [*data_flags(names), "corpus"]
-        inputs = find_inputs(
-            ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names)
-        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES)
-        cfg = dataclasses.replace(cfg, **inputs.flags)
-        if not run.finished():
-            data = open_data(cfg, run, text=True)
-            cfg = resolve_data(cfg, data)
-            run.save_settings(cfg, trained=trained_positions(source, cfg))
-            data = open_proxies(names, cfg, data)
-            print_plan(run, data, cfg)
-            run.finish(search_and_train_again(source, run, data, cfg))
-        print_best(run, cfg)
+        data = open_data(cfg, command, ranks, text=True)
+        cfg = complete(cfg, data)
+        run = Run(cfg, command, ranks, data, trained=trained_positions(source, cfg))
+        if not run.result:
+            run.finish(pretrain_language_model(source, data, cfg, run))
+        print_scores(run, cfg)
 
 
-# What a search prints
+def pretrain_language_model(source, data, cfg, run):
+    """Build, train and evaluate the model. Returns its scores and their baseline."""
+    seed_everything(cfg.seed, "model")
+    model = LanguageModel(parse_arch(cfg.arch), cfg)
+    start = "from scratch"
+    if source:
+        start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
+    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, "
+                      f"{cfg.steps} steps")
+    model.to(run.ranks.device)
+    train_language_model(model, data, cfg, run)
+    result = evaluate_language_model(model, data, cfg, run.ranks, sequences=2048)
+    return {**result, "mlm_majority": data.dev.commonest()}
+
+
+def method():
+    """What common/finetune.py needs from this paper."""
+    return Method(
+        recipes, load_pretrained, begin_task, load_task, means=MEANS,
+        from_mnli=("RTE", "STS-B", "MRPC"))  # App. D.2
+
+
+def load_task(task, source, cfg):
+    """The model of a fine-tuned source."""
+    model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
+    model.load_state_dict(source.weights)
+    return model
+
+
+def finetune(cfg, command):
+    """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
+    MNLI job if MNLI is among the tasks (App. D.2)."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        names = parse_tasks(command.value, recipes(cfg), GROUPS)
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        text = bool(cfg.corpus) and not cfg.tokenizer  # to train a vocabulary
+        data = open_data(cfg, command, ranks, names, text)
+        cfg = complete(cfg, data)
+        run = Run(cfg, command, ranks, data)
+        if not run.result:
+            run.finish(finetune_tasks(method(), names, source, data, cfg, run))
+        print_summary(run, cfg)
+
+
+def predict(cfg, command):
+    """Predict a file of the user with RUN/TASK of --init."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+        predict_file(method(), source, tokenizer, cfg, command, ranks)
+
+
+def export(cfg, command):
+    """Write the network of --init (a search, a pre-training or a fine-tuning's RUN/TASK) as FILE.py
+    with weights, drawing and vocabulary next to it, or as a folder for AutoModel of
+    transformers."""
+    path = Path(command.value)
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
+    tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    model, labels, length = network_to_export(source, cfg)
+    if path.suffix == ".py":
+        refuse_to_overwrite(path, tokenizer)
+        write_network(path, model, cfg, tokenizer, labels, length)
+        use = "its first lines say how to use it"
+    else:
+        opener = write_hugging_face(path, model, cfg, tokenizer, labels, length)
+        use = f"open it with {opener}"
+    print(f"{path}: written, with weights, drawing and {tokenizer.file_name}; {use}")
+
+
+def network_to_export(source, cfg):
+    """(the model of --init, the labels of its task or None, the length of its inputs)."""
+    arch = parse_arch(cfg.arch)
+    if "head.weight" not in source.weights:  # a task's
+        model = LanguageModel(arch, cfg)
+        print(start_from(model, source))
+        return model, None, source.trained
+    name = source.task
+    own = read_spec(cfg.init)  # of a user's own task, else None
+    task = own or glue.TASKS.get(name)  # None: SQuAD
+    labels = SPAN
+    if task:
+        labels = task.labels or ("score",)  # a regression has no labels
+    recipe = recipes(cfg)["SST-2" if own else name]
+    model = TaskModel(arch, cfg, len(labels), labels == SPAN)
+    print(start_from(model, source._replace(weights=export_head(source.weights, own)[0])))
+    return model, labels, source.settings["finetune_length"] or recipe.length
+
+
+def forward_flops(arch, cfg):
+    """FLOPs of a forward pass of one pre-training sequence, scaled linearly from 128 tokens, with
+    the vocabulary head at masked tokens alone."""
+    counts = count(arch, cfg)
+    head = counts["flops_with_vocabulary_head"] - counts["flops"]
+    return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
+
+
+# D26: tests/claims measure latency, on random ids. The paper uses QNLI's training set (App. D.3)
+
+
+def describe(cfg, command):
+    """Print the counts of --arch or --init and the cost of its pre-training as JSON."""
+    cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
+    pretraining = PRESETS[cfg.preset].get("pretrain", {})
+    cfg = dataclasses.replace(
+        cfg, **{name: pretraining[name] for name in pretraining.keys() - command.given})
+    # without reading the corpus: 40 passes over BERT's 3.3 billion words stand for --steps 0
+    steps = cfg.steps or round(EPOCHS * 3.3e9 / (cfg.length - 3) / cfg.batch)
+    arch = parse_arch(cfg.arch)
+    counts = count(arch, cfg)
+    activations = cfg.layers * [layer_activations(cfg.length, cfg.hidden, cfg.ffn)]
+    logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
+    cost = training_cost(cfg, counts["parameters"], forward_flops(arch, cfg), activations, logits,
+                         steps, cfg.batch)
+    print(json.dumps({"arch": cfg.arch, **counts, **cost}, indent=2))
+
+
+# What is printed
 
 
 def measure_seconds(data, cfg):
@@ -1600,7 +2111,7 @@ def simplify(expression):
 
 def print_best(run, cfg):
     """Print the scores of the best network and the baselines, its layers, and the next command."""
-    best = run.finished()
+    best = run.result
     margin = 2 * math.sqrt(2) * best["standard_error"]  # two standard errors of a difference
     lines = [f"best of {best['candidates']} candidates, scores in percent",
              f"  candidate {best['id']:<6} {task_scores(best, cfg)}"]
@@ -1621,618 +2132,25 @@ def print_best(run, cfg):
     print0(run.ranks, "\n".join(lines))
     if (run.folder / "best.pt").exists():
         print0(run.ranks, f"code: {run.folder / 'best.py'}; drawing: best.mmd (Mermaid)")
-        run.print_result(cfg, "best.json", "--pretrain", "--init", run.folder)
+        run.print_next(cfg, "best.json", "--pretrain", "--init", run.folder)
     else:
         print0(run.ranks, "no best.pt: without shared weights and without --finalists no trained "
                           "weights are kept")
-        run.print_result(cfg, "best.json", "--pretrain", "--arch", run.folder / "best.json",
+        run.print_next(cfg, "best.json", "--pretrain", "--arch", run.folder / "best.json",
                          same=("preset", "device", *SHAPE, "corpus", "tokenizer"))
 
-# --- objective ------------
 
+def print_scores(run, cfg):
+    """Print the result of pretrain_language_model."""
+    result = run.result
+    accuracies = {name: value for name, value in result.items() if name.endswith("accuracy")}
+    print0(run.ranks, f"held-out text: {percent(accuracies)}; majority baseline of masked words "
+                      f"{100 * result['mlm_majority']:.2f}; MLM loss {result['mlm_loss']:.4f} nats")
+    print_near_baseline(run.ranks, result, {"mlm_accuracy": result["mlm_majority"]})
+    print_after_training(run, cfg, "checkpoint.pt", "/network.py")
 
-def draw_next_sentence(segments, generator):
-    """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,). Half
-    continue the first segment (label 0), half are text from elsewhere (label 1)."""
-    # D28: the first segment may begin, and the second end, in mid-sentence, unlike BERT's. Text
-    # without a sentence boundary has no label (-100): text from elsewhere begins with a sentence,
-    # so the first words would reveal the label
-    single = (segments.length_b == 0) | (segments.length_other == 0)
-    other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
-    ids = torch.where(other[:, None], segments.other, segments.segment_b)
-    lengths = torch.where(other, segments.length_other, segments.length_b)
-    return ids, lengths, other.long().masked_fill(single, -100)
 
-
-def mask_tokens(ids, tokenizer, generator):
-    """BERT's masking of ids (B, T): MASK_RATE of the tokens are predicted. 80% of these become
-    [MASK], 10% a random token, and 10% stay.
-
-    Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). If
-    fewer than M tokens are masked, filler has the label -100.
-    """
-    # D17: the masking rate holds per micro-batch, not per sequence. M depends on B and T alone
-    M = max(1, round(MASK_RATE * ids.numel()))
-    special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
-    text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
-    chosen = text[torch.randperm(len(text), generator=generator)]
-    chosen = chosen[:max(1, round(MASK_RATE * len(text)))]
-    labels = ids.flatten()[chosen]
-    kind = torch.rand(len(chosen), generator=generator)
-    random_token = torch.randint(tokenizer.vocab_size, (len(chosen),), generator=generator)
-    shown = torch.where(kind < 0.9, random_token, labels)
-    shown = torch.where(kind < 0.8, tokenizer.mask_id, shown)
-    changed = ids.flatten().index_put((chosen,), shown).view_as(ids)
-    filler = (0, M - len(chosen))
-    return changed, F.pad(chosen, filler), F.pad(labels, filler, value=-100)
-
-
-def summed_loss(logits, labels):
-    """Cross-entropy of logits (n, classes), summed over labels (n,) other than -100."""
-    return F.cross_entropy(logits.float(), labels, reduction="sum")
-
-# --- training -------------
-
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
-    from common import cli, glue
-    from common.cli import Diverged, Stop, UserError
-    from common.files import jsonl, load_file, read_json, save_file, write_atomic, write_json
-    from common.run import (
-        Checkpoint, RunFolder, keep_model, load_weights, read_run, settings_from, share_out)
-    from common.launch import (
-        Means, Pace, Ranks, autocast, fit_accumulate, gather, generator_of, job_progress, launch,
-        layer_activations, micro_batch_numbers, move, no_sync_until, on_main, prefetch,
-        prepare_model, print0, print_device_use, progress, reduce_mean, seed_everything, send,
-        set_rate, show, to_host, total_over, training_cost)
-    from common.finetune import (
-        LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
-        open_task, parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
-    from common.folder_task import export_head, read_spec
-    from data.corpus import join
-    from data.inputs import (
-        Data, check_size, find_inputs, open_corpus, open_tokenizer, pick, print_after_training,
-        print_near_baseline, train_vocabulary)
-    from data.network_code import SPAN, refuse_to_overwrite, write_hugging_face, write_network
-
-MODELS = ("init", "tokenizer")  # flags that name models
-WRITES = ("round-*", "warm-start", "finalists")  # names in the run folder of a search
-GROUPS = {"glue": Config.tasks.split(",")}  # no WNLI
-MEANS = {"AVG": (*GROUPS["glue"], "MNLI dev_mismatched accuracy")}  # App. C, without WNLI
-
-
-def schedule(step, steps, warmup):
-    """Fraction of the peak learning rate: linear warm-up for warmup x steps, then linear decay to 0
-    (App. D.1)."""
-    rise = max(1, round(warmup * steps))
-    if step < rise:
-        return (step + 1) / rise
-    return (steps - step) / max(1, steps - rise)
-
-
-def learning_rate(step, cfg):
-    """The learning rate of a step of pre-training."""
-    return cfg.lr * schedule(step, cfg.steps, cfg.warmup)
-
-
-def make_optimizer(model, weight_decay):
-    """AdamW with weight decay on all matrices except transforms."""
-    # D50: transforms have no weight decay, so that they stay near the identity. The paper does not
-    # mention them
-    decayed = []
-    others = []
-    for name, value in model.named_parameters():
-        matrix = value.dim() > 1 and not name.endswith("conv.transform")
-        (decayed if matrix else others).append(value)
-    groups = [{"params": decayed, "weight_decay": weight_decay},
-              {"params": others, "weight_decay": 0.0}]
-    # D44: weight decay is decoupled (AdamW). App. D.2 says Adam
-    return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
-
-
-def language_batch(segments, tokenizer, cfg, seed_number, device):
-    """data.corpus.Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,)
-    unless there is no padding, masked_positions and labels (M,), next_labels (B,). Label -100:
-    nothing to predict. seed_number: different for each batch of the same length."""
-    generator = generator_of(cfg.seed, "mask", seed_number)
-    second, second_length, next_labels = draw_next_sentence(segments, generator)
-    ids, token_type_ids, lengths = join(  # [CLS] A [SEP] B [SEP]
-        segments.segment_a, segments.length_a, second, second_length, tokenizer, empty_b=True)
-    # rounds T up, so that torch.compile meets few widths
-    multiple = max(8, cfg.length // 8)
-    width = min(cfg.length, multiple * math.ceil(int(lengths.max()) / multiple))
-    ids, masked_positions, labels = mask_tokens(ids[:, :width], tokenizer, generator)
-    batch = {
-        "ids": ids,
-        "token_type_ids": token_type_ids[:, :width],
-        "masked_positions": masked_positions,
-        "labels": labels,
-        "next_labels": next_labels,
-    }
-    if (lengths < width).any():  # GPUs have flash attention for full sequences only
-        batch["lengths"] = lengths
-    return send(batch, device)
-
-
-# D39: training may start with short sequences, from which an attention-only network learns word
-# order sooner. The first --short of the steps have four times as many sequences of a quarter of the
-# length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps. This paper names 128
-# (App. D.2)
-
-
-def short_steps(cfg):
-    """The number of steps with short sequences, at the start."""
-    return round(cfg.short * cfg.steps)
-
-
-def short_times(cfg):
-    """Short sequences per sequence of --length: 4, or fewer to leave at least 8 tokens."""
-    return min(4, cfg.length // 8)
-
-
-def training_batches(data, cfg, ranks, begin, round_number=0):
-    """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
-    same for any number of processes."""
-    # D51: all candidates of a round read the same text, and the next round reads on. The paper does
-    # not say which text a candidate reads
-    for step in range(begin, cfg.steps):
-        times = short_times(cfg) if step < short_steps(cfg) else 1
-        step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
-        first = times * cfg.batch * (round_number * cfg.steps + step)
-        segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
-        # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
-        # that few are padded. The paper does not say how a batch is divided
-        lengths = segments.length_a + segments.length_b
-        size = times * cfg.batch // cfg.accumulate
-        micro_batches = lengths.argsort(stable=True).split(size)
-        batches = []
-        for micro in micro_batch_numbers(ranks, cfg.accumulate):
-            examples = segments[micro_batches[micro].sort().values]
-            seed_number = first + micro * size
-            batches.append(language_batch(
-                examples, data.tokenizer, step_cfg, seed_number, ranks.device))
-        yield batches
-
-
-def count_labels(batch):
-    """The divisors of the two losses (2,): masked tokens, and sequences with a next-sentence
-    label."""
-    return torch.stack([(batch[name] != -100).sum() for name in ("labels", "next_labels")])
-
-
-def summed_losses(network, batch, cfg):
-    """The losses of masked tokens and of next sentences (2,), summed over labels (Sec. 4.1, App.
-    D.2)."""
-    with autocast(cfg.dtype, batch["ids"].device):
-        logits, next_logits = network(batch)  # (M, V), (B, 2)
-    return torch.stack([summed_loss(logits, batch["labels"]),
-                        summed_loss(next_logits, batch["next_labels"])])
-
-
-def train_step(step, network, optimizer, batches, cfg, ranks, round_number=0):
-    """One step on this process's micro-batches. Returns {name: tensor ()}, both losses and the
-    gradient norm. Their means over the processes are those of the whole batch."""
-    totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
-    totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
-    losses = torch.zeros_like(totals)
-    first = round_number * cfg.steps * cfg.batch  # differs between rounds
-    for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
-        seed_everything(cfg.seed, "language model", first, step, micro)  # dropout
-        with no_sync_until(network, ranks, last=batch is batches[-1]):  # one exchange a step
-            loss = summed_losses(network, batch, cfg) / totals
-            loss.sum().backward()
-        losses += loss.detach()
-    norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
-    optimizer.step()
-    optimizer.zero_grad()
-    return {"mlm_loss": losses[0], "nsp_loss": losses[1], "norm": norm}
-
-
-def train_language_model(model, data, cfg, run):
-    """Pre-train on a data.inputs.Data, from the newest checkpoint. Raises Diverged, and Stop after
-    SIGTERM. The host waits for a GPU only to log, evaluate and save."""
-    ranks = run.ranks
-    optimizer = make_optimizer(model, cfg.weight_decay)
-    checkpoint = Checkpoint(
-        run.folder / "checkpoint.pt", ranks, model=model, optimizer=optimizer)
-    begin = checkpoint.restore().get("step", 0)
-    network = prepare_model(model, ranks, cfg.compile)
-    pace = Pace(ranks, cfg.steps, cfg.save_every)
-    means = Means(ranks)
-    speed = None
-    bar = progress(ranks, cfg.steps, "pretrain", begin)
-    made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
-    for step, batches in enumerate(made, begin):
-        model.train()
-        if step and step == short_steps(cfg) and not cfg.init:  # short sequences end (D31)
-            line = extend_positions(model, cfg.length // short_times(cfg), cfg.length)
-            print0(ranks, f"step {step}{line}")
-        rate = learning_rate(step, cfg)
-        set_rate(optimizer, rate)
-        numbers = train_step(step, network, optimizer, batches, cfg, ranks)
-        means.add(numbers, tokens=sum(batch["ids"].numel() for batch in batches))
-        bar.update()
-
-        done = step + 1
-        stop, save, log = pace(done)
-        dev = {}
-        if pace.planned(done) and done < cfg.steps:
-            # evaluates before saving, since a resumed run repeats it
-            dev = evaluate_language_model(model, data, cfg, ranks)
-        if log:
-            values = means.take(done)
-            speed = values["tokens_per_second"]
-            loss = values["mlm_loss"] + values["nsp_loss"]
-            run.log("pretrain", done, loss=loss, lr=rate, dev=dev, **values)
-            show(bar, loss=loss, tok_s=speed)
-        if save:
-            checkpoint.save(step=done)
-        if stop:
-            raise Stop
-    bar.close()
-    if cfg.dry_run:
-        print_device_use(ranks, speed, forward_flops(model.encoder.arch, cfg) / cfg.length)
-
-
-@torch.no_grad()
-def evaluate_language_model(model, data, cfg, ranks, sequences=512):
-    """{"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} on held-out sequences, which are the
-    same for all seeds and batch sizes. The host waits for a GPU once, to read the sums."""
-    batch_size = 16
-    cfg = dataclasses.replace(cfg, seed=0)
-    dtype = torch.float32 if ranks.device.type == "mps" else torch.float64  # mps has no float64
-    sums = torch.zeros(2, 3, dtype=dtype, device=ranks.device)  # loss, right, labels
-    model.eval()
-    for first in range(ranks.rank * batch_size, sequences, ranks.size * batch_size):
-        segments = data.dev.segments(first, batch_size, cfg.length - 3, cfg.seed)
-        batch = language_batch(segments, data.tokenizer, cfg, first, ranks.device)
-        with autocast(cfg.dtype, ranks.device):
-            logits, next_logits = model(batch)
-        answers = (logits, batch["labels"]), (next_logits, batch["next_labels"])
-        for total, (scores, labels) in zip(sums, answers):
-            right = (scores.argmax(-1) == labels).sum()
-            total += torch.stack([summed_loss(scores, labels), right, (labels != -100).sum()])
-    means = reduce_mean(ranks, *sums.flatten().tolist())
-    result = {}
-    for name, (loss, right, labelled) in {"mlm": means[:3], "nsp": means[3:]}.items():
-        if labelled:  # NSP needs more than one document
-            result[f"{name}_loss"] = loss / labelled
-            result[f"{name}_accuracy"] = right / labelled
-    return result
-
-
-def pretrain(cfg, command):
-    """Train --arch in full (App. D.2), from scratch or from --init (a search's: AutoBERT-Zero*)."""
-    with launch(cfg.device, cfg.dtype) as ranks:
-        source = load_pretrained(cfg, command)
-        cfg = resolve(cfg, command, ranks, source)
-        inputs = find_inputs(
-            ranks, command.action, {"corpus": cfg.corpus}, pick(cfg, MODELS))
-        run = RunFolder(cfg, command, ranks, reads=inputs.files)
-        cfg = dataclasses.replace(cfg, **inputs.flags)
-        if not run.finished():
-            data = open_data(cfg, run, text=True)
-            cfg = resolve_data(cfg, data)
-            run.save_settings(cfg, trained=trained_positions(source, cfg))
-            run.finish(pretrain_language_model(source, data, cfg, run))
-        result = run.finished()
-        accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
-        print0(ranks, f"held-out text: {percent(accuracies)}; "
-                      f"MLM loss {result['mlm_loss']:.4f} nats")
-        majority = {"mlm_accuracy": result["mlm_majority"]}
-        print_near_baseline(ranks, result, majority)
-        print_after_training(run, cfg, "checkpoint.pt", "/network.py")
-
-
-def pretrain_language_model(source, data, cfg, run):
-    """Build, train and evaluate the model. Returns its scores and their baseline."""
-    seed_everything(cfg.seed, "model")
-    model = LanguageModel(parse_arch(cfg.arch), cfg)
-    start = "from scratch"
-    if source:
-        start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
-    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, {cfg.steps} steps")
-    model.to(run.ranks.device)
-    train_language_model(model, data, cfg, run)
-    result = evaluate_language_model(model, data, cfg, run.ranks, sequences=2048)
-    return {**result, "mlm_majority": data.dev.commonest()}
-
-
-# Weights to start from
-
-# settings: the run's. arch: the model's text form, or "" for a super-net. trained: the number of
-# trained positions
-Pretrained = collections.namedtuple("Pretrained", "path settings weights arch trained")
-SHAPE = ("layers", "hidden", "heads", "ffn", "embedding", "vocab_size")  # taken from --init
-FREE = ("length", "dropout", "init_std")  # taken from --init, unless a flag is given
-
-
-def refuse_stopped_search(cfg, command):
-    """Raise UserError if --init is an unfinished search, which has no best network. Another search,
-    or an explicit --arch, needs only its saved super-net."""
-    folder = Path(cfg.init)
-    config = folder / "config.json"
-    record = read_json(config) if config.exists() else {}
-    if record.get("action") != "search" or (folder / "done.json").exists():
-        return
-    needs_best = command.action == "export" or (
-        command.action != "search" and "arch" not in command.given)
-    if needs_best or not (folder / "checkpoint.pt").exists():
-        words = shlex.join(record["argv"][1:])
-        raise UserError(f"{folder}: this search has not ended; first run its command again, which "
-                        f"continues it: python {command.program}.py {words}")
-
-
-def load_pretrained(cfg, command):
-    """The model or super-net of --init as Pretrained, or None without --init."""
-    if not cfg.init:
-        return None
-    refuse_stopped_search(cfg, command)
-    record, owned = read_run(cfg.init, cfg, command.program, ("search", "pretrain", "finetune"))
-    settings = record["settings"]
-    trained = record.get("trained", settings["length"])
-    if "model" in owned:
-        return Pretrained(cfg.init, settings, owned["model"], settings["arch"], trained)
-    if not Path(cfg.init, "best.pt").exists():
-        warnings.warn(f"{cfg.init}: no best.pt; its convolutions and attentions may be untrained")
-    return Pretrained(cfg.init, settings, owned["supernet"], "", trained)
-
-
-def resolve(cfg, command, ranks, source):
-    """Fill in the settings that follow from --init, the action and the number of processes. Turn
-    --arch into its text form. UserError if a flag contradicts the model or the architecture is
-    illegal. resolve_data fills in what follows from the data."""
-    changes = {}
-    if source:
-        names = (*SHAPE, "arch") if source.arch else SHAPE
-        changes |= settings_from(cfg, command, source.settings, source.path, names, FREE)
-        changes["tokenizer"] = cfg.tokenizer or str(Path(source.path))
-        changes["warm_times"] = 0  # --init replaces it
-        if not source.arch and "arch" not in command.given:
-            changes["arch"] = f"{source.path}/best.json"
-    if command.action == "pretrain":
-        changes["accumulate"] = fit_accumulate(cfg, command, ranks)
-    cfg = dataclasses.replace(cfg, **changes)
-    if command.action == "search":
-        return cfg
-    try:
-        arch = read_arch(cfg.arch, cfg.layers)
-    except ValueError as error:
-        raise UserError(f"--arch {cfg.arch}: {error}; names are autobert-zero and bert") from None
-    return dataclasses.replace(cfg, arch=arch_text(arch))
-
-
-def resolve_data(cfg, data):
-    """Fill in the settings that follow from the data: the vocabulary size, and with --steps 0 the
-    steps of EPOCHS passes over the corpus."""
-    cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
-    if cfg.steps or not data.train:
-        return cfg
-    sequences = EPOCHS * data.train.slots(cfg.length - 3)
-    return dataclasses.replace(cfg, steps=math.ceil(sequences / cfg.batch))
-
-
-def trained_positions(source, cfg):
-    """The number of trained positions after a training: --init's, or those of its sequences."""
-    times = short_times(cfg) if short_steps(cfg) == cfg.steps else 1  # --short 1
-    return max(source.trained if source else 0, cfg.length // times)
-
-
-def start_from(model, source):
-    """Copy the weights of a Pretrained into a model or super-net. Returns a line about it."""
-    weights = source.weights
-    if not source.arch and not isinstance(model, SuperNet):
-        weights = cut_out(weights, model)
-    line = load_weights(model, weights, source.path, heads=("head",))
-    return f"{line}; trained on sequences of {source.trained} tokens"
-
-
-@torch.no_grad()
-def extend_positions(model, trained, length):
-    """Copy the embeddings of the `trained` first positions to the positions after them. Returns a
-    line about it, or "" if there are none."""
-    # D31: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
-    # Untrained ones slow the training. --pretrain copies where --init was shorter and where --short
-    # ends, and --finetune where inputs are longer. The paper has one length
-    if trained >= length:
-        return ""
-    rows = model.encoder.position_embedding.weight
-    rows[trained:length] = rows[torch.arange(trained, length) % trained]
-    return f"; positions {trained} to {length - 1} are copies of 0 to {trained - 1}"
-
-
-# Fine-tuning
-
-
-def recipes(cfg):
-    """{task: how it is fine-tuned} (App. D.1, D.2). GLUE inputs are as long as in pre-training. The
-    paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
-    # D36: fine-tuning has App. D.1's learning rate, warm-up and weight decay, and one evaluation
-    # interval. App. D.2 chooses among 12 pairs of rate and decay, and two intervals
-    warmup = 0.1 if cfg.preset == "demo" else 0.01
-    paper = {"lr": 2e-5, "epochs": 3, "warmup": warmup, "batch": 32}
-    table = {name: Recipe(length=cfg.length, main=task.metrics[0], **paper)
-             for name, task in glue.TASKS.items()}
-    if cfg.preset == "small":  # Sec. 4.2, footnote 2
-        for name in ("MRPC", "QQP"):
-            table[name] = dataclasses.replace(table[name], main="accuracy")
-    table["SQuAD1.1"] = Recipe(length=384, main="f1", **paper)
-    table["SQuAD2.0"] = dataclasses.replace(table["SQuAD1.1"], batch=48, epochs=2)
-    return table
-
-
-def train_task(source, task, tokenizer, cfg, run, job):
-    """Fine-tune one job, TASK-NUMBER. Its folder gets the predictions and the model."""
-    folder = run.folder / "jobs" / job
-    seed_everything(cfg.seed, "head", task.name)
-    model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
-    note = "from scratch"
-    trained = task.recipe.length
-    if source:
-        note = start_from(model, source) + extend_positions(model, source.trained, trained)
-        trained = max(trained, source.trained)
-    print0(run.ranks, f"{job}: {run.start_line(note, folder / 'training.pt')}")
-    device = run.ranks.device
-    model = move(model, device)
-    optimizer = make_optimizer(model, cfg.weight_decay)
-    key = (cfg.seed, "fine-tuning", task.name)
-    # D20: the reported weights are from the best evaluation on dev. The paper does not say which it
-    # reports
-    tuning = Tuning(task, optimizer, schedule, key, cfg.accumulate,
-                    task.evaluation_steps(cfg.eval_every))
-    result, outputs = finetune_job(model, tuning, cfg, folder, run)
-    if outputs:
-        settings = dataclasses.replace(cfg, tasks=task.name)
-        keep_model(folder, run.command, settings, tokenizer, trained, model=model)
-    return {**result, "start": note}
-
-
-def answer(cfg, command):
-    """--predict: the user's own file, with RUN/TASK of --init."""
-    with launch(cfg.device, cfg.dtype) as ranks:
-        source = load_pretrained(cfg, command)
-        cfg = resolve(cfg, command, ranks, source)
-        tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-        task = open_file(command, cfg, tokenizer, recipes(cfg))
-        model = TaskModel(parse_arch(cfg.arch), cfg, task.outputs, task.kind == "span")
-        model.load_state_dict(source.weights)
-        outputs = predict(model.to(ranks.device), task, *task.splits, cfg, ranks.device)
-        print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
-
-
-def finetune(cfg, command):
-    """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
-    MNLI job if MNLI is among the tasks (App. D.2)."""
-    names = parse_tasks(command.value, recipes(cfg), GROUPS)
-    with launch(cfg.device, cfg.dtype) as ranks:
-        source = load_pretrained(cfg, command)
-        cfg = resolve(cfg, command, ranks, source)
-        cfg = dataclasses.replace(cfg, tasks=",".join(names))
-        flags = data_flags(names)
-        text = bool(cfg.corpus) and not cfg.tokenizer  # to train a vocabulary
-        if text:
-            flags.append("corpus")
-        inputs = find_inputs(
-            ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names)
-        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST, *names))
-        cfg = dataclasses.replace(cfg, **inputs.flags)
-        if not run.finished():
-            data = open_data(cfg, run, text, names)
-            cfg = resolve_data(cfg, data)
-            run.save_settings(cfg)
-            results = finetune_tasks(names, source, data.tokenizer, cfg, run)
-            run.finish(on_main(ranks, summarise, run.folder, results, MEANS))
-        print_summary(run, cfg)
-
-
-def open_data(cfg, run, text, names=()):
-    """The Data of a run: the tokenizer and, with `text`, the corpus. Without corpus and --tokenizer
-    the vocabulary is trained on the training text of the tasks `names`."""
-    ranks = run.ranks
-    given = run.command.given
-    if text:
-        return open_corpus(
-            ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
-            held_out=cfg.held_out, init=cfg.init, given=given)
-    if not cfg.tokenizer:
-        on_main(ranks, train_vocabulary, names, cfg, run.folder / "spiece.model", given)
-    tokenizer = open_tokenizer(cfg.tokenizer or run.folder, cfg.init)
-    if not cfg.tokenizer:
-        print0(ranks, f"a vocabulary of {tokenizer.vocab_size:,} tokens, from the training text of "
-                      f"{', '.join(names)}")
-    check_size(tokenizer, cfg.vocab_size, given)
-    on_main(ranks, tokenizer.save, run.folder)
-    return Data(ranks.device, tokenizer)
-
-
-def finetune_tasks(names, source, tokenizer, cfg, run):
-    """The results of all runs of the tasks."""
-    jobs = {f"{name}-{number}": name for name in names for number in range(cfg.runs)}
-
-    @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
-    def task(name):
-        return open_task(name, cfg, tokenizer, recipes(cfg))
-
-    def work(job, mnli):
-        name = jobs[job]
-        number = int(job.rpartition("-")[2])
-        settings = dataclasses.replace(cfg, seed=cfg.seed + number)
-        start = source
-        if mnli:
-            start = load_pretrained(dataclasses.replace(cfg, init=str(mnli)), run.command)
-        return train_task(start, task(name), tokenizer, settings, run, job)
-
-    return run_jobs(run.ranks, run.folder, jobs, work)
-
-
-# --export and --describe
-
-
-def export(cfg, command):
-    """Write the network of --init (a search, a pre-training or a fine-tuning's RUN/TASK) as FILE.py
-    with weights, drawing and vocabulary next to it, or as a folder for AutoModel of
-    transformers."""
-    path = Path(command.value)
-    source = load_pretrained(cfg, command)
-    cfg = resolve(cfg, command, None, source)
-    tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-    model, labels, length = network_to_export(source, cfg)
-    if path.suffix == ".py":
-        refuse_to_overwrite(path, tokenizer)
-        write_network(path, model, cfg, tokenizer, labels, length)
-        use = "its first lines say how to use it"
-    else:
-        opener = write_hugging_face(path, model, cfg, tokenizer, labels, length)
-        use = f"open it with {opener}"
-    print(f"{path}: written, with weights, drawing and {tokenizer.file_name}; {use}")
-
-
-def network_to_export(source, cfg):
-    """(the model of --init, the labels of its task or None, the length of its inputs)."""
-    arch = parse_arch(cfg.arch)
-    if "head.weight" not in source.weights:  # a task's
-        model = LanguageModel(arch, cfg)
-        print(start_from(model, source))
-        return model, None, source.trained
-    name = source.settings["tasks"]
-    own = read_spec(cfg.init)  # of a user's own task, else None
-    task = own or glue.TASKS.get(name)  # None: SQuAD
-    labels = SPAN
-    if task:
-        labels = task.labels or ("score",)  # a regression has no labels
-    recipe = recipes(cfg)["SST-2" if own else name]
-    model = TaskModel(arch, cfg, len(labels), labels == SPAN)
-    print(start_from(model, source._replace(weights=export_head(source.weights, own)[0])))
-    return model, labels, source.settings["finetune_length"] or recipe.length
-
-
-def forward_flops(arch, cfg):
-    """FLOPs of a forward pass of one pre-training sequence, scaled linearly from 128 tokens, with
-    the vocabulary head at masked tokens alone."""
-    counts = count(arch, cfg)
-    head = counts["flops_with_vocabulary_head"] - counts["flops"]
-    return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
-
-
-# D26: tests/claims measure latency, on random ids. The paper uses QNLI's training set (App. D.3)
-
-
-def describe(cfg, command):
-    """Print the counts of --arch or --init and the cost of its pre-training as JSON."""
-    cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
-    pretraining = PRESETS[cfg.preset].get("pretrain", {})
-    cfg = dataclasses.replace(
-        cfg, **{name: pretraining[name] for name in pretraining.keys() - command.given})
-    # without reading the corpus: 40 passes over BERT's 3.3 billion words stand for --steps 0
-    steps = cfg.steps or round(EPOCHS * 3.3e9 / (cfg.length - 3) / cfg.batch)
-    arch = parse_arch(cfg.arch)
-    counts = count(arch, cfg)
-    activations = cfg.layers * [layer_activations(cfg.length, cfg.hidden, cfg.ffn)]
-    logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
-    cost = training_cost(cfg, counts["parameters"], forward_flops(arch, cfg), activations, logits,
-                         steps, cfg.batch)
-    print(json.dumps({"arch": cfg.arch, **counts, **cost}, indent=2))
-
-# --- command line ---------
+# Command line
 
 
 def check(cfg, command):
@@ -2241,49 +2159,39 @@ def check(cfg, command):
         raise UserError(f"--hidden {cfg.hidden}: must be a multiple of --heads {cfg.heads}")
     if cfg.batch % cfg.accumulate:
         raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
-    if command.action == "search" and "arch" in command.given:
-        raise UserError("--arch: a search chooses the architecture; leave it out")
     if command.action == "search" and not cfg.steps:
         raise UserError("--steps 0: only --pretrain takes passes over the corpus")
     if command.action in ("predict", "export") and not cfg.init:
         raise UserError(f"--{command.action}: name the run of the model with --init")
 
 
-ACTIONS = {
-    "search": (run_search, "search for an architecture (Alg. 1)"),
-    "pretrain": (pretrain, "train --arch in full (App. D.2)"),
-    "finetune": (finetune, "fine-tune --arch or --init on tasks (CoLA, ..., glue, squad, a "
-                 "folder of your own with train and dev files)", "TASKS"),
-    "predict": (answer, "predict a file of yours (TSV, SQuAD JSON) with --init RUN/TASK", "FILE"),
-    "export": (export, "write the network of --init as plain torch, or as a folder for AutoModel",
-               "FILE.py|DIR"),
-    "describe": (describe, "parameters, FLOPs, memory and days of --arch as JSON"),
-}
-UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
-    "search": dict.fromkeys(("runs", "eval_every"), ""),
-    "pretrain": dict.fromkeys(
-        ("glue", "squad", "tasks", "train_examples", "fine-tuning", "search"), ""),
-    "finetune": {
-        **dict.fromkeys(("compile", "tasks", "warmup", "short", "save_every", "search"), ""),
-        "steps": "finetune_epochs",
-        "batch": "finetune_batch",
-        "lr": "finetune_lr",
-    },
-}
-READS = {  # all flags that these actions read
+COMMON = ("run", "architecture", "model")  # groups of settings
+ACTIONS = {  # the function, its help, and the groups of settings that it reads
+    "search": (
+        search, "search for an architecture (Alg. 1)",
+        ("run", "execution", "text", "model", "pre-training", "tasks", "fine-tuning", "search")),
+    "pretrain": (
+        pretrain, "train --arch in full (App. D.2)",
+        (*COMMON, "execution", "text", "pre-training")),
+    "finetune": (
+        finetune, "fine-tune --arch or --init on tasks (CoLA, ..., glue, squad, a folder of your "
+        "own with train and dev files)",
+        (*COMMON, "execution", "text", "tasks", "fine-tuning", "scores of --finetune"), "TASKS"),
     "predict": (
-        "preset", "out", "device", "dtype", "init", "tokenizer", "arch", *SHAPE, *FREE,
-        "finetune_length"),
-    "export": ("preset", "init", "tokenizer", "arch", *SHAPE, *FREE),
+        predict, "predict a file of yours (TSV, SQuAD JSON) with --init RUN/TASK",
+        (*COMMON, "execution", "fine-tuning"), "FILE"),
+    "export": (
+        export, "write the network of --init as plain torch, or as a folder for AutoModel",
+        COMMON, "FILE.py|DIR"),
     "describe": (
-        "preset", "dtype", "accumulate", "recompute", "dry_run", "init", "arch", *SHAPE, *FREE,
-        "steps", "batch"),
+        describe, "parameters, FLOPs, memory and days of --arch as JSON",
+        (*COMMON, "execution", "text", "pre-training")),
 }
 
 
 def main(argv=None):
     """Run one action."""
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, READS, argv)
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, argv)
 
 
 if __name__ == "__main__":

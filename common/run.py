@@ -456,10 +456,9 @@ class Loop:
                 self.run.mark_computed()
             on_main(self.ranks, write)
 
-    def remove(self):
-        """Delete the checkpoint, which a finished job does not need."""
-        if self.path and self.ranks.main:
-            self.path.unlink(missing_ok=True)
+    def finish(self):
+        """Write the weights and the state of a finished loop, without what only training needs."""
+        self._save(self.steps, [name for name in self.owned if name not in TEMPORARY])
 
     def saves(self, step):
         """Whether a save is planned after this step, counted from 0."""
@@ -486,8 +485,7 @@ class Loop:
               progress(ranks, self.steps, self.name, self.begin, inside) as self.bar):
             for step, item in zip(steps, items):
                 yield step, item
-        kept = [name for name in self.owned if name not in TEMPORARY]
-        self._save(self.steps, kept)
+        self.finish()
 
     def after(self, step, numbers, batches=(), dev=None, **values):
         """End a step: show, log and save what is due. Raises Diverged, and Stop after SIGTERM.
@@ -547,8 +545,9 @@ class Means:
     def take(self, step):
         """{name: mean}, and the speed of all processes if there were units, None at first. Raises
         Diverged on every rank if a mean is NaN or infinite at this step."""
-        sums = torch.stack([*self.sums.values()]) / self.steps
-        means = dict(zip(self.sums, reduce_mean(self.ranks, *sums.tolist())))
+        sums = [value / self.steps for value in self.sums.values()]
+        sums = torch.stack(sums).tolist() if sums else []
+        means = dict(zip(self.sums, reduce_mean(self.ranks, *sums)))
         passed = time.perf_counter() - self.began  # 0 if the clock of a virtual machine stands
         units = self.units
         self._reset()
@@ -595,8 +594,8 @@ Saved = namedtuple("Saved", "record owned")
 
 
 def read_run(path, cfg, program, actions):
-    """The Saved of a run folder from one of these actions of this program. Raises UserError for other
-    folders."""
+    """The Saved of a run folder from one of these actions of this program. Raises UserError for
+    other folders."""
     folder = Path(path)
     config = folder / "config.json"
     record = read_json(config) if config.exists() else {}

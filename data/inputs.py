@@ -1,19 +1,24 @@
 """The data of a command: the files of its data flags (default: demo data), and text turned into a
 tokenizer and token files, once, in a cache."""
 import dataclasses
+import hashlib
+import json
+import tempfile
 from pathlib import Path
 
+import sentencepiece
 import torch
 
 from common.cli import UserError, settings_of, written
-from common.finetune import data_flags, is_demo, task_files
+from common.files import fingerprints, waiting_lock
+from common.finetune import data_flags, is_demo, task_files, training_texts
 from common.folder_task import FolderName, read_folder
 from common.launch import on_main, print0
 from common.tokenization import FAST, load_tokenizer
 from data import images, race, translation
 from data.corpus import Corpus
 from data.demo import make_demo
-from data.text import cached_corpus, text_files
+from data.text import cached_corpus, text_files, train_sentencepiece
 
 HERE = Path(__file__).resolve().parent
 DEMO = HERE / "demo"
@@ -51,8 +56,13 @@ def open_data(cfg, command, ranks, tasks=(), text=False):
     data = find_data(cfg, command, ranks, pick(cfg, flags), tasks)
     if text:
         open_corpus(data, dataclasses.replace(cfg, **data.flags), ranks)
-    else:
+    elif cfg.tokenizer:
         data.tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    else:
+        cfg = dataclasses.replace(cfg, **data.flags)
+        exact = "vocab_size" in command.given
+        data.tokenizer = load_tokenizer(on_main(
+            ranks, cached_vocabulary, tasks, cfg, data.files, exact))
     if "vocab_size" in command.given and cfg.vocab_size != data.tokenizer.vocab_size:
         raise UserError(f"--vocab_size {cfg.vocab_size}: {data.tokenizer.path} has "
                         f"{data.tokenizer.vocab_size} tokens; leave it out")
@@ -65,7 +75,8 @@ def find_data(cfg, command, ranks, values, tasks=(), languages=()):
     values: {data flag of the action: its value}. tasks: names, which --glue and --squad must
     contain. languages: endings of the files of parallel text."""
     action = command.action
-    given = on_main(ranks, find_files, values, tasks, languages, action)  # before demo data are made
+    # before the demo data are made, so that a wrong path costs no time
+    given = on_main(ranks, find_files, values, tasks, languages, action)
     data = Data(ranks.device, flags=fill_in(values, cfg.init, ranks))
     filled = on_main(ranks, find_files, data.flags, tasks, languages, action)
     data.files = {**given, **filled, **on_main(ranks, find_own_tasks, tasks, action)}
@@ -90,6 +101,28 @@ def open_corpus(data, cfg, ranks):
     print0(ranks, f"{' '.join(cfg.corpus)}: {summary}")
     if cfg.init:
         on_main(ranks, check_vocabulary, Path(cfg.init), data.tokenizer)
+
+
+def cached_vocabulary(names, cfg, files, exact):
+    """The vocabulary in the cache that is trained on the training text of tasks, made once. It has
+    fewer than --vocab_size tokens if the text does not allow more, unless exact."""
+    key = [names, {flag: fingerprints(paths) for flag, paths in files.items()},
+           cfg.vocab_size, exact, sentencepiece.__version__]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    folder = Path(cfg.cache or CACHE, f"vocabulary-{digest}")
+    path = folder / "spiece.model"
+    folder.mkdir(parents=True, exist_ok=True)
+    with waiting_lock(folder / "lock"), tempfile.TemporaryDirectory() as scratch:
+        if path.exists():
+            return path
+        file = Path(scratch, "text.txt")
+        file.write_text("\n".join(training_texts(names, cfg)), encoding="utf-8")
+        try:
+            train_sentencepiece([file], path, cfg.vocab_size, exact=exact)
+        except UserError as error:
+            place = f"the training text of {', '.join(names)}"
+            raise UserError(str(error).replace(str(file), place)) from None
+    return path
 
 
 # --- files ---------------------------------------------------------------------------------------
