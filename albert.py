@@ -663,7 +663,7 @@ def summed_loss(logits, labels):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from common import cli, squad
     from common.cli import Stop, UserError
     from common.files import existing, load_file, read_json, save_file

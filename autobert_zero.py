@@ -1667,7 +1667,7 @@ def summed_loss(logits, labels):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from common import cli, glue
     from common.cli import Diverged, Stop, UserError
     from common.files import jsonl, load_file, read_json, save_file, write_atomic, write_json

@@ -815,7 +815,7 @@ def distillation_losses(student, batch):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from tqdm import tqdm
 
     from common import cli

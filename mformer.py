@@ -1644,7 +1644,7 @@ def summed_losses(network, batch, cfg, arch=None, smoothing=SMOOTHING):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from common import cli
     from common.cli import Stop, UserError
     from common.files import jsonl, read_json, read_jsonl, write_atomic, write_json
