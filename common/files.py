@@ -179,7 +179,7 @@ _locks = {}  # {path: open file} of this process, whose end releases them
 
 
 def lock(path):
-    """Hold the lock file `path` of a run until this process ends. Raises UserError with the host
+    """Hold the lock file `path` of a folder until this process ends. Raises UserError with the host
     and process that hold it. On a shared folder it excludes other machines only if the file
     system's flock does."""
     path = Path(path).absolute()
@@ -193,8 +193,8 @@ def lock(path):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        raise UserError(f"{path.parent}: the run is locked by {file.read().strip()}; wait for it, "
-                        "or choose another --out") from None
+        raise UserError(f"{path.parent}: locked by {file.read().strip()}; wait for it, or choose "
+                        "another folder") from None
     except OSError as error:
         warnings.warn(f"{path.parent}: this file system has no locks ({error.strerror}); start one "
                       "run per folder")
