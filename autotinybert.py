@@ -70,6 +70,8 @@ class Config:
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
     tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D12)
+    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
     train_examples: int = 0  # training examples of each task (0: all)
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
@@ -1380,7 +1382,7 @@ def train_task(model, data, cfg, run, job):
 def finetune(cfg, command):
     """Fine-tune --init's model on tasks, --runs times. TASK/ keeps the median run."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(command.value, recipes())
+        names = parse_tasks(command.value, recipes(), cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
@@ -1793,7 +1795,7 @@ def search(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         command = dataclasses.replace(command, action="search")
-        names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
+        names = parse_tasks(cfg.tasks, recipes(), cfg) if phase == "search" else []
         text = phase != "latency"
         inputs = find_data(cfg, command, ranks, names, text)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES,
@@ -1931,8 +1933,8 @@ ACTIONS = {
 UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
     **dict.fromkeys(PHASES, {"runs": ""}),
     "further_train": {
-        **dict.fromkeys(("glue", "squad", "tasks", "train_examples", "samples", "fine-tuning",
-                         "latency", "search"), ""),
+        **dict.fromkeys(("glue", "squad", "tasks", "columns", "labels", "train_examples", "samples",
+                         "fine-tuning", "latency", "search"), ""),
         "steps": "further_steps",
     },
     "finetune": {

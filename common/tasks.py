@@ -84,7 +84,8 @@ class Task:
 
     def context(self):
         """The context of a printed score: "headline", the name of the main metric,
-        "majority_baseline", "skipped" lines of each split, and a "file" for --predict."""
+        "majority_baseline", "skipped" lines of each split, and a "file" for --predict. Of GLUE also
+        "constant": whether all labels of dev are equal."""
         return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
                 "skipped": self.skipped, "file": str(self.file)}
 

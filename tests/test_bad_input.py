@@ -119,6 +119,10 @@ TABLE = [
      copy("corpus", edit("tokens.bin", half))),
     ("albert --predict {here}/mine.tsv --init {tuned}/CoLA", "mine.tsv:1: no column is named",
      put("mine.tsv", "text\nA man sat.\n")),
+    ("albert --predict {here}/p.CSV --init {tuned}/CoLA", "p.CSV: CoLA reads .tsv files",
+     put("p.CSV", 'sentence\n"A man, ""old"", sat."\n')),
+    ("data/prepare corpus --corpus {here}/a.txt --to {here}/to --workers 0", "--workers 0: & >= 1",
+     LONG_TEXT),
     # weights
     (INIT, "another version", copy("albert", edit("config.json", lambda old: old.replace(
         b'"lr"', b'"rate"')))),
