@@ -253,7 +253,7 @@ def infer_task(name):
     header, lines = read_table(path)
     words = read_words(path, header, lines, name.labels)
     text = text_columns(path, header, name.columns)
-    labels = tuple(sorted({*words}))
+    labels = tuple(tasks.sorted_labels(words))
     if len(labels) < 2:
         raise UserError(f"{path}: all labels are {labels[0]!r}; a task needs two classes; add "
                         "examples of another one")

@@ -112,6 +112,15 @@ class Task:
             yield from itertools.islice(epoch_batches, skipped if epoch == first else 0, None)
 
 
+def sorted_labels(labels):
+    """The different labels, words, in order: numbers by size, or else by the alphabet."""
+    labels = sorted({*labels})
+    try:
+        return sorted(labels, key=float)
+    except ValueError:
+        return labels
+
+
 # Batches
 
 

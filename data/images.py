@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from common.cli import UserError
 from common.distributed import generator_of, on_main, send
 from common.files import existing, read_json, write_json
+from common.tasks import sorted_labels
 
 LAYOUT = ("np.savez writes it, with images, uint8 (n, h, h, 3) or (n, h, h), and labels (n,), "
           "integers or words: data/README.md")
@@ -119,7 +120,7 @@ def find_images(flag, folder, split):
 
 def classes_of(labels):
     """The sorted names of the classes of labels."""
-    return np.unique(labels).astype(str).tolist()
+    return sorted_labels(np.unique(labels).astype(str).tolist())
 
 
 def read_training(flag, folder):

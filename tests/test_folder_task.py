@@ -55,6 +55,8 @@ def test_numbers_with_a_decimal_point_are_a_regression():
 
 
 @pytest.mark.parametrize("words, flag, labels, other", [
+    ("10 9 2", "auto", "2 9 10", "--labels numbers"),  # not in the order of the text
+    ("b 10 9", "auto", "10 9 b", ""),
     ("0.0 1.0", "auto", "", "--labels classes"),
     ("1.0 0.0", "classes", "0.0 1.0", "--labels numbers"),
     ("1 2", "numbers", "", "--labels classes"),
