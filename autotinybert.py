@@ -103,7 +103,7 @@ class Config:
     runs: int = 1  # seeds of each fine-tuning in --finetune [>= 1]
     # latency
     speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
-    latency_limit: float = 0  # limit in milliseconds on this machine. 0: --speedup
+    latency_limit: float | None = None  # in milliseconds on this machine. Default: --speedup [> 0]
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
     latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D7) [1, 1024]

@@ -116,7 +116,7 @@ class Config:
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_limit: float = 0.0  # largest latency, in the unit of --cost. 0: 0.9 of the median
+    latency_limit: float | None = None  # in the unit of --cost. Default: 0.9 of the median [> 0]
     keep: int = 3  # features to search: the most important, and types. 0, or --samples < 160: all
     generations: int = 30  # of the evolution, as in HAT [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
@@ -2235,6 +2235,9 @@ def presets_of(argv):
     """The presets of --task, or of the task of --init."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--task")
+    if len({*cfg.languages}) < 2:
+        raise UserError(f"--languages {' '.join(cfg.languages)}: give two different endings, of "
+                        "the source files and of the target files")
     parser.add_argument("--init")
     flags = parser.parse_known_args(argv)[0]
     task = flags.task

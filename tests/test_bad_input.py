@@ -180,6 +180,9 @@ TABLE = [
      "the fastest architecture takes"),
     (f"autotinybert --search {SEARCHES['autotinybert']} --init {{autotinybert}}", "never trained"),
     ("autotinybert --search --speedup 2 --latency_limit 1", "give one of them"),
+    ("autotinybert --search --latency_limit 0", "--latency_limit 0.0: & > 0"),
+    ("mformer --search --latency_limit 0", "--latency_limit 0.0: & > 0"),
+    ("mformer --train --task wmt14 --languages fr fr", "--languages fr fr & two different"),
     ("autobert_zero --search --steps 0", "--steps 0"),
     ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D38
     ("autobert_zero --search --tasks ''", "choose from"),
