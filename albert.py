@@ -969,7 +969,8 @@ def pretrain(cfg, command):
 
 def print_scores(ranks, result, cfg):
     """Print the result of pretrain_language_model."""
-    print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
+    print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats at --length "
+                  f"{cfg.length}; losses at other lengths do not compare")
     for name, baseline in result["baselines"].items():
         task = name.removesuffix("_accuracy")
         kind = "majority" if task == "mlm" else "first-token"

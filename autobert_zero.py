@@ -1911,7 +1911,8 @@ def pretrain(cfg, command):
         result = run.finished()
         accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
         print0(ranks, f"held-out text: {percent(accuracies)}; "
-                      f"MLM loss {result['mlm_loss']:.4f} nats")
+                      f"MLM loss {result['mlm_loss']:.4f} nats at --length {cfg.length}; losses "
+                      "at other lengths do not compare")
         majority = {"mlm_accuracy": result["mlm_majority"]}
         print_near_baseline(ranks, result, majority)
         print_after_training(run, cfg, "checkpoint.pt", "/network.py")

@@ -1848,7 +1848,8 @@ def further_train(cfg, command):
             result = evaluate_language_model(model, data, cfg)
             run.finish({"arch": str(model.encoder.arch), "held_out": result["loss"]})
         finished = run.finished()
-        print0(ranks, f"{finished['arch']}: held-out loss {finished['held_out']:.4f}")
+        print0(ranks, f"{finished['arch']}: held-out loss {finished['held_out']:.4f} at --length "
+                      f"{cfg.length}; losses at other lengths do not compare")
         print_after_training(run, cfg, "model/checkpoint.pt")
 
 
