@@ -269,9 +269,9 @@ def test_macro_f1_is_scikit_learns(predictions, labels, expected):
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_folder_is_fine_tuned_predicted_and_exported(
         program, works, monkeypatch, capsys):
-    make("reviews")
+    make("reviews", REVIEWS["train"].replace("ID,", "source,"))
     write("new.csv", "text,label\nIt broke.,?\nGood.,\n")  # labels are not read
-    few = FEW.removeprefix("--finetune_epochs 1 ") + " --runs 2 --device cpu"
+    few = FEW.removeprefix("--finetune_epochs 1 ") + " --runs 2 --device cpu --columns text"
     tune = f"{program} --finetune reviews/ --init {{{program}}} --out run {few}"
     works(tune)
     printed = capsys.readouterr().out
@@ -289,14 +289,15 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
     assert not Path("run/older").exists()
     if program == "albert":
         capsys.readouterr()
-        works("albert --finetune reviews --ensemble run --out mean --device cpu")
+        works("albert --finetune reviews --ensemble run --out mean --device cpu --columns text")
         printed = capsys.readouterr().out
         assert "mean: finished (--restart begins again); best: mean/reviews\n" in printed
         assert "--predict" not in printed
         shutil.copytree("run", "other")
         spec = read_json("other/reviews/task.json")
         write_json("other/reviews/task.json", spec | {"labels": ["bad", "meh", "good"]})
-        assert call("albert --finetune reviews --ensemble run other --out no", monkeypatch) == 2
+        both = "albert --finetune reviews --columns text --ensemble run other --out no"
+        assert call(both, monkeypatch) == 2
         printed = capsys.readouterr().err
         assert "--ensemble run other" in printed and "angry, meh, pleased" in printed
     works(f"{program} --predict new.csv --init run/reviews")
