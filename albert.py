@@ -73,6 +73,8 @@ class Config:
     tokenizer: str = ""  # spiece.model or vocab.txt. Default: --init's, else trained on the corpus
     vocab_size: int = 30000  # subwords, Sec. 4.1 [>= 1]
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
+    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
     train_examples: int = 0  # training examples of each task (0: all)
     # model (with --init, the shape of that model)
     layers: int = 12  # L, Table 1. More than in --init: a depth warm start, Table 11 [1, 1000]
@@ -663,7 +665,7 @@ def summed_loss(logits, labels):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from common import cli, squad
     from common.cli import Stop, UserError
     from common.files import existing, load_file, read_json, save_file
@@ -967,7 +969,8 @@ def pretrain(cfg, command):
 
 def print_scores(ranks, result, cfg):
     """Print the result of pretrain_language_model."""
-    print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
+    print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats at --length "
+                  f"{cfg.length}; losses at other lengths do not compare")
     for name, baseline in result["baselines"].items():
         task = name.removesuffix("_accuracy")
         kind = "majority" if task == "mlm" else "first-token"
@@ -1333,7 +1336,7 @@ def finetune(cfg, command):
     """Fine-tune tasks, --runs times each, or ensemble. RTE, STS-B and MRPC start from MNLI's best
     run, if any (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(command.value, TABLE14)
+        names = parse_tasks(command.value, TABLE14, cfg)
         if cfg.ensemble:
             check_ensemble(cfg, command, names)
             cfg = dataclasses.replace(cfg, tokenizer=f"{cfg.ensemble[0]}/{names[0]}")
@@ -1407,9 +1410,9 @@ ACTIONS = {
 }
 UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
     "pretrain": dict.fromkeys((  # --recipe is kept for later fine-tunings
-        "glue", "squad", "race", "train_examples", "finetune_epochs", "finetune_batch",
-        "finetune_lr", "finetune_warmup", "finetune_length", "finetune_dropout", "runs",
-        "eval_every", "ensemble"), ""),
+        "glue", "squad", "race", "columns", "labels", "train_examples", "finetune_epochs",
+        "finetune_batch", "finetune_lr", "finetune_warmup", "finetune_length", "finetune_dropout",
+        "runs", "eval_every", "ensemble"), ""),
     "finetune": {
         **dict.fromkeys(("compile", "corpus", "held_out", "dropout_steps", "objective",
                          "save_every", "dev_examples"), ""),

@@ -76,6 +76,8 @@ class Config:
     # D45: pre-training is evaluated on held-out documents. The paper does not say
     held_out: float = 0.05  # documents: fraction (below 1, capped at 1,000) or count [> 0]
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks of a search, or folders
+    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
     train_examples: int = 0  # training examples of each task (0: all)
     # model
     arch: str = "autobert-zero"  # autobert-zero | bert | text form | best.json
@@ -1480,7 +1482,7 @@ def run_search(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        names = parse_tasks(cfg.tasks, glue.TASKS, GROUPS)
+        names = parse_tasks(cfg.tasks, glue.TASKS, cfg, GROUPS)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
         flags = [*data_flags(names), "corpus"]
         inputs = find_inputs(
@@ -1667,7 +1669,7 @@ def summed_loss(logits, labels):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from common import cli, glue
     from common.cli import Diverged, Stop, UserError
     from common.files import jsonl, load_file, read_json, save_file, write_atomic, write_json
@@ -1909,7 +1911,8 @@ def pretrain(cfg, command):
         result = run.finished()
         accuracies = {name: value for name, value in result.items() if not name.endswith("loss")}
         print0(ranks, f"held-out text: {percent(accuracies)}; "
-                      f"MLM loss {result['mlm_loss']:.4f} nats")
+                      f"MLM loss {result['mlm_loss']:.4f} nats at --length {cfg.length}; losses "
+                      "at other lengths do not compare")
         majority = {"mlm_accuracy": result["mlm_majority"]}
         print_near_baseline(ranks, result, majority)
         print_after_training(run, cfg, "checkpoint.pt", "/network.py")
@@ -2094,7 +2097,7 @@ def answer(cfg, command):
 def finetune(cfg, command):
     """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
     MNLI job if MNLI is among the tasks (App. D.2)."""
-    names = parse_tasks(command.value, recipes(cfg), GROUPS)
+    names = parse_tasks(command.value, recipes(cfg), cfg, GROUPS)
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
@@ -2249,7 +2252,8 @@ ACTIONS = {
 UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
     "search": dict.fromkeys(("runs", "eval_every"), ""),
     "pretrain": dict.fromkeys(
-        ("glue", "squad", "tasks", "train_examples", "fine-tuning", "search"), ""),
+        ("glue", "squad", "tasks", "columns", "labels", "train_examples", "fine-tuning", "search"),
+        ""),
     "finetune": {
         **dict.fromkeys(("compile", "tasks", "warmup", "short", "save_every", "search"), ""),
         "steps": "finetune_epochs",

@@ -70,6 +70,8 @@ class Config:
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
     tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D12)
+    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
     train_examples: int = 0  # training examples of each task (0: all)
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
@@ -101,7 +103,7 @@ class Config:
     runs: int = 1  # seeds of each fine-tuning in --finetune [>= 1]
     # latency
     speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
-    latency_limit: float = 0  # limit in milliseconds on this machine. 0: --speedup
+    latency_limit: float | None = None  # in milliseconds on this machine. Default: --speedup [> 0]
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
     latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D7) [1, 1024]
@@ -815,7 +817,7 @@ def distillation_losses(student, batch):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from tqdm import tqdm
 
     from common import cli
@@ -1380,7 +1382,7 @@ def train_task(model, data, cfg, run, job):
 def finetune(cfg, command):
     """Fine-tune --init's model on tasks, --runs times. TASK/ keeps the median run."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(command.value, recipes())
+        names = parse_tasks(command.value, recipes(), cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
@@ -1793,7 +1795,7 @@ def search(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         command = dataclasses.replace(command, action="search")
-        names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
+        names = parse_tasks(cfg.tasks, recipes(), cfg) if phase == "search" else []
         text = phase != "latency"
         inputs = find_data(cfg, command, ranks, names, text)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES,
@@ -1846,7 +1848,8 @@ def further_train(cfg, command):
             result = evaluate_language_model(model, data, cfg)
             run.finish({"arch": str(model.encoder.arch), "held_out": result["loss"]})
         finished = run.finished()
-        print0(ranks, f"{finished['arch']}: held-out loss {finished['held_out']:.4f}")
+        print0(ranks, f"{finished['arch']}: held-out loss {finished['held_out']:.4f} at --length "
+                      f"{cfg.length}; losses at other lengths do not compare")
         print_after_training(run, cfg, "model/checkpoint.pt")
 
 
@@ -1931,8 +1934,8 @@ ACTIONS = {
 UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
     **dict.fromkeys(PHASES, {"runs": ""}),
     "further_train": {
-        **dict.fromkeys(("glue", "squad", "tasks", "train_examples", "samples", "fine-tuning",
-                         "latency", "search"), ""),
+        **dict.fromkeys(("glue", "squad", "tasks", "columns", "labels", "train_examples", "samples",
+                         "fine-tuning", "latency", "search"), ""),
         "steps": "further_steps",
     },
     "finetune": {

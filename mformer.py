@@ -116,7 +116,7 @@ class Config:
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_limit: float = 0.0  # largest latency, in the unit of --cost. 0: 0.9 of the median
+    latency_limit: float | None = None  # in the unit of --cost. Default: 0.9 of the median [> 0]
     keep: int = 3  # features to search: the most important, and types. 0, or --samples < 160: all
     generations: int = 30  # of the evolution, as in HAT [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
@@ -324,8 +324,11 @@ def space_of(cfg):
 
 def check_values(values, cfg):
     """UserError if an architecture cannot have all of these values, {feature: tuple}."""
-    if max(values.get("connect", ()), default=0) > min(values["layers"]):
-        raise UserError(f"connect {values['connect']}: there are {values['layers']} encoder layers")
+    most = max(values.get("connect", ()), default=0)
+    layers = min(values["layers"])
+    if most > layers:
+        raise UserError(f"connect {most}: more encoder layers than there are with layers {layers}; "
+                        f"give connect of at most {layers}, or more layers")
     for name, choices in values.items():
         if name in PARTS and not {*choices} <= {*TYPES}:
             raise UserError(f"{name} {choices}: there are the types {', '.join(TYPES)}")
@@ -1644,7 +1647,7 @@ def summed_losses(network, batch, cfg, arch=None, smoothing=SMOOTHING):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from common import cli
     from common.cli import Stop, UserError
     from common.files import jsonl, read_json, read_jsonl, write_atomic, write_json
@@ -1658,7 +1661,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
     from common.tokenization import load_tokenizer
     from data.images import (
         Pictures, TrainingPictures, count_images, read_spec, save_spec, width_of)
-    from data.inputs import find_inputs, pick
+    from data.inputs import NEAR, find_inputs, pick
     from data.translation import (
         TrainingTranslations, Translations, corpus_bleu, count_pairs, open_vocabulary)
 else:
@@ -2099,6 +2102,9 @@ def evaluate(cfg, command):
         run.finish({**scores, "latency": latency, "arch": cfg.arch})
         print0(ranks, f"{score_text(scores)} on {len(predictions)} test examples, "
                       f"latency {latency_text(latency, cfg, ranks.device)}")
+        if is_near_baseline(scores) and not cfg.dry_run:
+            print0(ranks, "near the majority baseline: the network has learned little; raise "
+                          "--steps of --train, or give more images")
         print0(ranks, f"{path}: the predictions")
         print0(ranks, f"next, with a FILE of your own: python mformer.py --predict FILE --init "
                       f"{cfg.init}")
@@ -2110,6 +2116,11 @@ def score_text(scores):
         return f"bleu {scores['bleu']:.2f}"
     return (f"accuracy {scores['accuracy']:.2%} (majority baseline "
             f"{scores['majority_baseline']:.2%})")
+
+
+def is_near_baseline(scores):
+    """Whether an accuracy is near the majority baseline."""
+    return "accuracy" in scores and scores["accuracy"] < scores["majority_baseline"] + NEAR
 
 
 def write_predictions(predictions, path):
@@ -2224,6 +2235,9 @@ def check(cfg, command):
     for name, reason in refused(cfg, command).items():
         if name in command.given:
             raise UserError(f"--{name}: {reason}")
+    if len({*cfg.languages}) < 2:
+        raise UserError(f"--languages {' '.join(cfg.languages)}: give two different endings, of "
+                        "the source files and of the target files")
     if command.action in ("evaluate", "predict") and not cfg.init:
         raise UserError(f"--{command.action}: --init is missing; give a run folder of --train or "
                         "--search")

@@ -32,6 +32,7 @@ from common.distributed import (
     Pace, Ranks, autocast, job_progress, prefetch, print0, seed_everything, send, set_rate, show,
     to_host)
 from common.files import existing, read_json
+from common.folder_task import FolderName
 from common.run import Checkpoint, share_out
 from common.tasks import Recipe, Task, batches
 
@@ -46,9 +47,10 @@ NEAR = 0.05  # a correlation that counts as 0
 OWN_EPOCHS = 3  # passes over a user's own task, BERT's
 
 
-def parse_tasks(text, recipes, groups=()):
+def parse_tasks(text, recipes, cfg, groups=()):
     """The tasks of a text such as "CoLA,squad1.1", in that order. "glue", "squad" and `groups`
-    ({word: names}) stand for several. Raises UserError for an unknown name."""
+    ({word: names}) stand for several. Folders are the user's own tasks, read with --columns and
+    --labels. Raises UserError for an unknown name."""
     known = task_words(recipes, groups)
     by_word = {word.lower(): names for word, names in known.items()}
     names = []
@@ -56,10 +58,15 @@ def parse_tasks(text, recipes, groups=()):
         if word.lower() in by_word:
             names += by_word[word.lower()]
         elif word and Path(word).is_dir():
-            names.append(own_name(word, recipes, names))
+            name = FolderName(word, cfg.columns, cfg.labels)
+            check_name(name, recipes, names)
+            names.append(name)
         else:
             raise UserError(f"{word!r}: no such folder or task; choose from {', '.join(known)}, or "
                             "name a folder with train and dev files of your own")
+    own = any(isinstance(name, FolderName) for name in names)
+    if not own and (cfg.columns or cfg.labels != "auto"):
+        raise UserError("--columns, --labels: they are for a folder of your own; leave them out")
     return list(dict.fromkeys(names))
 
 
@@ -83,18 +90,16 @@ def data_folder(name, cfg):
     return "".join(getattr(cfg, flag) for flag in data_flags([name]))
 
 
-def own_name(path, recipes, names):
-    """The FolderName of a user's own task. UserError if another task, known or in `names`, has the
-    name."""
-    name = folder_task.FolderName(path)
+def check_name(name, recipes, names):
+    """UserError if another task, known or in `names`, has the name of a user's own task, or if a
+    file is missing."""
     if name.lower() in {each.lower() for each in recipes} or data_flags([name]):
-        raise UserError(f"{path}: {name} is the name of a known task; rename the folder, or give "
-                        f"--finetune {name} with the folder that holds it")
+        raise UserError(f"{name.path}: {name} is the name of a known task; rename the folder, or "
+                        f"give --finetune {name} with the folder that holds it")
     for other in names:
         if other == name and other.path != name.path:
-            raise UserError(f"{path}: {other.path} has the same name; rename one of them")
+            raise UserError(f"{name.path}: {other.path} has the same name; rename one of them")
     name.files()
-    return name
 
 
 def own_recipe(recipes, cfg):
@@ -441,6 +446,17 @@ def percent(scores):
     return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
 
 
+def score_hint(entry):
+    """A hint on a task's score in a summary, "" for a good score."""
+    near = NEAR if entry["headline"] in CORRELATIONS else 0
+    if entry.get("constant"):
+        return "all labels of dev are equal, so its score shows nothing; add other labels to dev"
+    if entry["median"] > entry["majority_baseline"] + near:
+        return ""
+    return ("no better than the majority baseline; raise --finetune_epochs, or give --init a "
+            "longer pre-training")
+
+
 def print_summary(run, cfg):
     """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and
     their means."""
@@ -461,10 +477,9 @@ def print_summary(run, cfg):
         for split, count in entry.get("skipped", {}).items():
             line += f"; {count} malformed lines of {split} were skipped"
         print0(run.ranks, line)
-        near = NEAR if entry["headline"] in CORRELATIONS else 0
-        if not cfg.dry_run and entry["median"] <= entry["majority_baseline"] + near:
-            print0(run.ranks, f"{name}: no better than the majority baseline; raise "
-                              "--finetune_epochs, or give --init a longer pre-training")
+        hint = score_hint(entry)
+        if hint and not cfg.dry_run:
+            print0(run.ranks, f"{name}: {hint}")
         if "description" in entry:
             print0(run.ranks, f"{name}: {entry['description']}")
         if name in kept:

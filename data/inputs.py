@@ -130,7 +130,8 @@ def find_own_tasks(tasks, action):
         if isinstance(name, FolderName):
             task, splits = read_folder(name, search)
             counts = ", ".join(f"{len(examples):,} {split}" for split, examples in splits.items())
-            print(f"{name.path}: {task.description}; examples: {counts}", flush=True)
+            print(f"{name.path}: {task.description}; examples: {counts}{task.other_kind}",
+                  flush=True)
             paths += map(str, name.files(search).values())
     return {flag: paths} if paths else {}
 

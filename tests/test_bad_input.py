@@ -119,6 +119,10 @@ TABLE = [
      copy("corpus", edit("tokens.bin", half))),
     ("albert --predict {here}/mine.tsv --init {tuned}/CoLA", "mine.tsv:1: no column is named",
      put("mine.tsv", "text\nA man sat.\n")),
+    ("albert --predict {here}/p.CSV --init {tuned}/CoLA", "p.CSV: CoLA reads .tsv files",
+     put("p.CSV", 'sentence\n"A man, ""old"", sat."\n')),
+    ("data/prepare corpus --corpus {here}/a.txt --to {here}/to --workers 0", "--workers 0: & >= 1",
+     LONG_TEXT),
     # weights
     (INIT, "another version", copy("albert", edit("config.json", lambda old: old.replace(
         b'"lr"', b'"rate"')))),
@@ -176,6 +180,9 @@ TABLE = [
      "the fastest architecture takes"),
     (f"autotinybert --search {SEARCHES['autotinybert']} --init {{autotinybert}}", "never trained"),
     ("autotinybert --search --speedup 2 --latency_limit 1", "give one of them"),
+    ("autotinybert --search --latency_limit 0", "--latency_limit 0.0: & > 0"),
+    ("mformer --search --latency_limit 0", "--latency_limit 0.0: & > 0"),
+    ("mformer --train --task wmt14 --languages fr fr", "--languages fr fr & two different"),
     ("autobert_zero --search --steps 0", "--steps 0"),
     ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D38
     ("autobert_zero --search --tasks ''", "choose from"),

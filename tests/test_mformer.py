@@ -622,6 +622,15 @@ def test_the_run_folder_is_named_by_the_data(settings, name):
     assert cfg.out == f"runs/mformer-search-{name}-demo"
 
 
+@pytest.mark.parametrize("scores, near", [
+    (dict(accuracy=0.51, majority_baseline=0.5), True),
+    (dict(accuracy=0.53, majority_baseline=0.5), False),
+    (dict(bleu=0.0), False),
+])
+def test_an_accuracy_near_the_majority_is_told(scores, near):
+    assert mf.is_near_baseline(scores) == near
+
+
 def test_images_of_ones_own(works):
     """Grey, of another size, with words as labels. A second training has other classes."""
     for folder, words in (("one", ["cat", "dog", "öwl"]), ("two", [0, 7])):
@@ -737,7 +746,7 @@ def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch):
     ("layers=1 hidden=32 ffn=32 heads=2 types=quadratic", "there are the types softmax"),
     ("layers=1 hidden=0 ffn=32 heads=2 types=linear", "is not an architecture"),
     (dict(qkv=8, heads=(16,)), "do not all divide --qkv 8"),
-    (dict(connect=(4,)), "3.* encoder layers"),
+    (dict(connect=(4,)), "connect 4: .*connect of at most [23], or more layers"),
 ])
 def test_an_illegal_architecture_is_named(text, message):
     with pytest.raises(UserError, match=message):

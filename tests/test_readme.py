@@ -6,10 +6,12 @@ import json
 import re
 import shlex
 from itertools import product
+from pathlib import Path
 
 import bench
 import pytest
 from conftest import ROOT, slow
+from small_runs import write
 
 import albert
 import autobert_zero as abz
@@ -155,6 +157,21 @@ def test_python_of_the_pages_runs(page, ready):
         assert all(value.isfinite().all() for value in names["network"].parameters())
 
 
+def python_of_data(word):
+    """The Python code on data/README.md that has a word."""
+    text = (ROOT / "data/README.md").read_text(encoding="utf-8")
+    code, = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in code]
+    return code
+
+
+def test_the_lines_that_cut_the_licence_of_a_book():
+    book = ("Licence.\n*** START OF THE PROJECT GUTENBERG EBOOK A\nLONG TITLE ***\n\n"
+            "A cat *** sat.\n\n***END OF THE PROJECT GUTENBERG EBOOK A ***\nLicence.\n")
+    write("gutenberg/1.txt", book.replace("\n", "\r\n"))
+    exec(python_of_data("gutenberg"), {})
+    assert Path("my/books/1.txt").read_text() == "A cat *** sat.\n"
+
+
 def test_the_lines_that_make_npz_files_of_pictures(tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image", reason="needs pillow")
     monkeypatch.chdir(tmp_path)
@@ -162,8 +179,7 @@ def test_the_lines_that_make_npz_files_of_pictures(tmp_path, monkeypatch):
         folder = tmp_path / "photos" / split / label
         folder.mkdir(parents=True)
         image.new("L", (60, 40)).save(folder / "1.png")
-    text = (ROOT / "data/README.md").read_text(encoding="utf-8")
-    code, = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "PIL" in code]
+    code = python_of_data("PIL")
     assert code.count("\n") <= 8
     exec(code, {})
     for split in ("train", "test"):
