@@ -117,7 +117,7 @@ class Config:
 
 
 PHASES = "search", "superplm", "latency"  # actions that share one run folder
-ON_SUPERPLM = "search", "latency", "describe"  # actions that read --init's SuperPLM
+ON_SUPERPLM = "search", "latency", "describe"  # read --init's SuperPLM. describe any model, too
 MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
 WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
@@ -501,10 +501,10 @@ class TaskModel(nn.Module):
         return F.cross_entropy(logits, batch["labels"])
 
 
-def count_parts(arch, vocab_size):
+def count_parts(arch, vocab_size, positions=512):
     """{part: parameters} of an encoder."""
     with torch.device("meta"):
-        encoder = Encoder(arch, vocab_size)
+        encoder = Encoder(arch, vocab_size, positions=positions)
     return {name: sum(value.numel() for value in part.parameters())
             for name, part in encoder.named_children()}
 
@@ -1128,8 +1128,8 @@ def load_pretrained(cfg, command):
     folder = hf_models.model_folder(cfg.init, "superplm")
     record = read_json(folder / "config.json")
     # Sec. 3.4: only Alg. 1 makes a SuperPLM. read_pretrained refuses a run of another program
-    if record.get("program", command.program) == command.program and (
-            record.get("action") != "superplm"):
+    fixed = record.get("action") != "superplm" and command.action != "describe"
+    if fixed and record.get("program", command.program) == command.program:
         raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
                         f"make one with --superplm --init {folder} --largest ITS_SHAPE")
     return read_pretrained(folder, cfg, command)
@@ -1141,7 +1141,7 @@ def resolve(cfg, command, ranks, source):
     data."""
     changes = {}
     if source and command.action in ON_SUPERPLM:
-        changes |= settings_from(cfg, command, source.settings, source.path, SHAPE)
+        changes |= shape_from(source, cfg, command)
         changes["init"] = str(source.path)
     if not cfg.tokenizer and (source or cfg.teacher):
         folder = source.path if source else hf_models.model_folder(cfg.teacher)
@@ -1166,6 +1166,20 @@ def resolve(cfg, command, ranks, source):
                         f"{cfg.largest} has an ffn of 1.6 to 1.9 times and a qkv of 0.7 to 1 times "
                         "its hidden width; choose another strategy")
     return cfg
+
+
+def shape_from(source, cfg, command):
+    """The settings that describe the SuperPLM of a Pretrained, or, in --describe, a fixed model.
+    UserError if a flag differs."""
+    if source.settings.get("largest") == str(source.arch):
+        return settings_from(cfg, command, source.settings, source.path, SHAPE)
+    rows, width = source.weights["encoder.token_embedding.weight"].shape
+    if width != source.arch.hidden:
+        raise UserError(f"{source.path}: its embeddings have the width {width}, not "
+                        f"{source.arch.hidden}; such a model is only a --teacher")
+    settings = {"vocab_size": rows}
+    return {**settings_from(cfg, command, settings, source.path, settings),
+            "arch": cfg.arch or str(source.arch)}
 
 
 def check_length(source, longest):
@@ -1896,10 +1910,12 @@ def step_flops(cfg):
 
 
 def describe(cfg, command):
-    """Print one JSON object on --arch or the SuperPLM (of --init) and its training."""
-    cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
+    """Print one JSON object on --arch or the model of --init, which may be a SuperPLM, and its
+    training."""
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
     arch = parse_arch(cfg.arch or cfg.largest)
-    parts = count_parts(arch, cfg.vocab_size)
+    parts = count_parts(arch, cfg.vocab_size, check_length(source, 0) if source else 512)
     count = sum(parts.values())
     steps = (cfg.further_steps if cfg.arch else cfg.steps) or 1000  # 0: the corpus decides
     activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]

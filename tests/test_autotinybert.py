@@ -2,6 +2,7 @@
 folders, and whole runs on tiny data."""
 import collections
 import functools
+import json
 import math
 import random
 import re
@@ -22,6 +23,7 @@ from common.cli import Command
 from common.files import read_json, read_jsonl
 from common.run import keep_model
 from common.tokenization import load_tokenizer
+from data import hf_models
 
 BASE = atb.Config()
 TINY = atb.Config(
@@ -687,3 +689,22 @@ def test_a_fine_tuning_scores_tasks_and_masked_words(ready, flags, whole):
     result = read_json("run/done.json")
     mlm = result["mlm"]
     assert mlm["main"] == pytest.approx(1 - mlm["loss"] / math.log(300))
+
+
+@pytest.mark.parametrize("flags, arch", [("", "1-16-16-2-16"), ("--arch 1-8-8-1-6", "1-8-8-1-6")])
+def test_a_description_of_a_model_has_its_vocabulary_and_positions(flags, arch, works, capsys):
+    """Of a run or a Hugging Face folder, though it is no SuperPLM."""
+    works("autotinybert --export hf --init {autotinybert}")
+    weights = hf_models.read_weights("hf")
+    table = "bert.embeddings.position_embeddings.weight"
+    weights[table] = weights[table][:32]
+    hf_models.write_weights("hf/model.safetensors", weights)
+    tokens = read_json("hf/config.json")["vocab_size"]
+    hidden = atb.parse_arch(arch).hidden
+    for init, positions in (("hf", 32), ("{autotinybert}", 512)):
+        capsys.readouterr()
+        works(f"autotinybert --describe --init {init} {flags}")
+        described = json.loads(capsys.readouterr().out)
+        assert described["arch"] == arch
+        assert described["parts"]["token_embedding"] == tokens * hidden
+        assert described["parts"]["position_embedding"] == positions * hidden
