@@ -101,7 +101,7 @@ class Config:
     runs: int = 1  # seeds of each fine-tuning in --finetune [>= 1]
     # latency
     speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
-    latency_limit: float = 0  # limit in milliseconds on this machine. 0: --speedup
+    latency_limit: float = 0  # ms of this file's encoder and pooler without padding. 0: --speedup
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
     latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D7) [1, 1024]
@@ -579,27 +579,30 @@ def make_optimizer(model, weight_decay):
 # --- search ---------------
 
 
-@torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of encoder and pooler on the target device, with random weights: the median of
-    three passes after a warm-up."""
-    device = torch.device(cfg.latency_device)
-    with device:
+    """Milliseconds of encoder and pooler, with random weights and without padding."""
+    with torch.device(cfg.latency_device):
         encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
         ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
     batch = {"ids": ids, "token_type_ids": ids}
+    return time_passes(lambda: encoder.pool(encoder(batch)), cfg)
+
+
+@torch.no_grad()
+def time_passes(run, cfg):
+    """Milliseconds of run() on the target device: the median of three passes after a warm-up."""
     # D7*: a single CPU thread is measured in CPU seconds, without the time that it waits for other
     # processes. The paper speaks of inference time, and its code reads the wall clock
-    single = device.type == "cpu" and cfg.latency_threads == 1
+    single = cfg.latency_device == "cpu" and cfg.latency_threads == 1
     clock = time.process_time if single else time.perf_counter
     threads = torch.get_num_threads()
     torch.set_num_threads(cfg.latency_threads)
     times = []
     for _ in range(1 + 3):
         start = clock()
-        encoder.pool(encoder(batch))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        run()
+        if cfg.latency_device == "cuda":
+            torch.cuda.synchronize()
         times.append(1000 * (clock() - start))
     torch.set_num_threads(threads)
     return statistics.median(times[1:])
@@ -1458,8 +1461,10 @@ def judge(model, data, cfg):
 
 # predict_ms([Arch]) -> [milliseconds]. reference and limit are in milliseconds
 Latency = namedtuple("Latency", "predict_ms reference limit")
+# settings of what is timed
+TIMED = ("latency_device", "latency_threads", "latency_batch", "latency_length")
 # settings that a latency depends on, besides the processor and the architecture
-MACHINE = ("latency_device", "latency_threads", "latency_batch", "latency_length", "reference")
+MACHINE = (*TIMED, "reference")
 # the settings that latency.json depends on
 OF_LATENCIES = (*MACHINE, "latency_archs", "latency_rounds", "largest", "smallest", "setting",
                 "variant", "seed")
@@ -1761,9 +1766,17 @@ def print_best(run, cfg):
     if best["baselines"]:
         line += f"; majority baseline {percent(best['baselines'])}"
     print0(run.ranks, line)
+    print0(run.ranks, f"timed: {what_is_timed(cfg)}; --export measures the exported folder, too")
     print0(run.ranks, f"{run.folder / 'pareto.svg'}: all candidates, score against latency")
     words = "--export", f"{run.folder}-exported", "--init", run.folder
     run.print_result(cfg, "best.json", *words)
+
+
+def what_is_timed(cfg):
+    """The meaning of a latency in words."""
+    sequences = "one sequence" if cfg.latency_batch == 1 else f"{cfg.latency_batch} sequences"
+    return (f"encoder and pooler of this file, {sequences} of {cfg.latency_length} tokens, no "
+            f"padding, {cfg.latency_device}, {cfg.latency_threads} thread(s)")
 
 
 def words_of_search(phase):
@@ -1881,6 +1894,12 @@ def export(cfg, command):
         print0(ranks, on_main(
             ranks, hf_models.write_bert, command.value, state, dataclasses.astuple(arch),
             tokenizer, longest_input(source, head), source.path, head))
+        if source.settings:  # those of a search
+            cfg = dataclasses.replace(
+                cfg, **settings_from(cfg, command, source.settings, source.path, (), TIMED))
+        length = min(cfg.latency_length, check_length(source, 0))
+        cfg = dataclasses.replace(cfg, latency_length=length)
+        print0(ranks, on_main(ranks, compare_latencies, command.value, arch, cfg))
 
 
 def longest_input(source, head):
@@ -1894,6 +1913,39 @@ def longest_input(source, head):
         return config.get("finetune_length") or check_length(source, 0)
     recipe = recipes().get(settings["tasks"]) or recipes()["SST-2"]  # of a user's own task
     return settings["finetune_length"] or recipe.length
+
+
+def compare_latencies(folder, arch, cfg):
+    """A line with the latencies of this file's encoder and of an exported folder in transformers,
+    measured alternately."""
+    if cfg.latency_device == "cuda" and not torch.cuda.is_available():
+        return "latency: not measured, since there is no GPU; --latency_device cpu measures one"
+    exported = exported_model(folder, cfg)
+    own = []
+    others = []
+    for _ in range(FINAL_ROUNDS):
+        own.append(time_model(arch, cfg))
+        if exported:
+            others.append(time_passes(exported, cfg))
+    line = f"latency: {statistics.median(own):.4g} ms ({what_is_timed(cfg)}); the exported folder: "
+    if not exported:
+        return line + "not measured (pip install transformers)"
+    return line + f"{statistics.median(others):.4g} ms with transformers"
+
+
+def exported_model(folder, cfg):
+    """A function that runs an exported folder on what is timed, or None without transformers."""
+    try:
+        from transformers import AutoModel, logging
+    except ImportError:
+        return None
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)  # the code is write_bert's
+    model = model.eval().to(cfg.latency_device)
+    shape = cfg.latency_batch, cfg.latency_length
+    ids = torch.zeros(shape, dtype=torch.long, device=cfg.latency_device)
+    return functools.partial(model, input_ids=ids, token_type_ids=ids, attention_mask=ids + 1)
 
 
 def step_flops(cfg):
@@ -1976,7 +2028,7 @@ UNREAD = {  # flags and groups of flags that an action does not read: the flags 
 }
 READS = {  # all flags that these actions read
     "predict": ("preset", "out", "device", "dtype", "init", "tokenizer", "finetune_length"),
-    "export": ("preset", "device", "dtype", "init", "tokenizer", "arch"),
+    "export": ("preset", "device", "dtype", "init", "tokenizer", "arch", *TIMED),
     "describe": (
         "preset", "seed", "dtype", "accumulate", "dry_run", "init", "arch", *SHAPE, "samples",
         "length", "steps", "further_steps", "batch", "latency_length"),

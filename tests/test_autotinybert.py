@@ -8,6 +8,7 @@ import random
 import re
 import shlex
 import statistics
+import sys
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -503,6 +504,34 @@ def test_exports_open_with_auto_model(kind, text, words, transformers):
     close(outputs[where], expected[where])
 
 
+@pytest.mark.peers
+def test_an_export_measures_the_folder_like_the_encoder(finished, works, monkeypatch, capsys,
+                                                        transformers):
+    """On the tokens and threads of the search, or of flags. What is not installed is told."""
+    timed = []
+
+    def passes(run, cfg):
+        output = run()
+        exported = isinstance(output, dict)
+        timed.append((exported, cfg.latency_threads, output[0].shape[:-1]))
+        return 2.5 if exported else 1.25
+
+    monkeypatch.setattr(atb, "time_passes", passes)
+    search = finished("autotinybert search")
+    for flags, threads, tokens in (("", 1, 16), ("--latency_length 24 --latency_threads 2", 2, 24)):
+        timed.clear()
+        works(f"autotinybert --export hf{tokens} --init {{search}} {flags}", search=search)
+        assert timed[-2:] == [(False, threads, ()), (True, threads, (1, tokens))]
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert line == (
+            "latency: 1.25 ms (encoder and pooler of this file, one sequence of "
+            f"{tokens} tokens, no padding, cpu, {threads} thread(s)); the exported folder: "
+            "2.5 ms with transformers")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    works("autotinybert --export without --init {search}", search=search)
+    assert "folder: not measured (pip install transformers)" in capsys.readouterr().out
+
+
 # --- whole runs -----------
 
 @pytest.fixture
@@ -554,6 +583,7 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monke
     printed = capsys.readouterr().out
     assert f"{whole}: its 25 latencies are used again" in printed
     assert f"limit of --latency_limit {limit:g} is" in printed
+    assert "timed: encoder and pooler of this file, one sequence of 16 tokens, no pad" in printed
     assert not re.search("baseline.*MLM-saved", printed)
     best = read_json("run/best.json")
     assert best["milliseconds"] <= limit == best["limit_milliseconds"]
