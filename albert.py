@@ -693,43 +693,51 @@ class Lamb(torch.optim.Optimizer):
         u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
     So a tensor moves by about the fraction lr of its own norm. The trust ratio |w| / |u| is
-    unbounded, and 1 if a norm is 0. Biases and LayerNorms have neither decay nor ratio. adapt=False
-    omits the ratio everywhere: BERT's AdamW, for fine-tuning (official code)."""
+    unbounded, and 1 if a norm is 0. Biases, LayerNorms and scalars have neither decay nor ratio.
+    adapt=False omits the ratio everywhere: BERT's AdamW, for fine-tuning (official code).
+
+    parameters: tensors or groups, as for the optimizers of torch. A group may have its own lr,
+    weight_decay and adapt."""
     B1 = 0.9
     B2 = 0.999
     EPS = 1e-6
 
     def __init__(self, parameters, lr, weight_decay=0.01, adapt=True):
-        parameters = list(parameters)
-        matrices = [value for value in parameters if value.dim() > 1]
-        vectors = [value for value in parameters if value.dim() == 1]  # biases and LayerNorms
-        groups = [dict(params=matrices, weight_decay=weight_decay, adapt=adapt),
-                  dict(params=vectors, weight_decay=0.0, adapt=False)]
-        super().__init__(groups, dict(lr=lr))
+        super().__init__(parameters, dict(lr=lr, weight_decay=weight_decay, adapt=adapt))
 
     @torch.no_grad()
-    def step(self):
+    def step(self, closure=None):
+        """Update all parameters that have a gradient. closure: computes the loss and its gradients
+        before the step. Returns its loss, or None."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             for w in group["params"]:
-                if w.grad is None:
-                    continue
-                state = self.state[w]
-                if not state:
-                    state["m"] = torch.zeros_like(w)
-                    state["v"] = torch.zeros_like(w)
-                # D18: LAMB has no bias correction of m and v, as in the official code. You et al.
-                # have it
-                state["m"].lerp_(w.grad, 1 - self.B1)
-                state["v"].mul_(self.B2)
-                state["v"].addcmul_(w.grad, w.grad, value=1 - self.B2)
-                u = state["m"] / (state["v"].sqrt() + self.EPS)
-                u.add_(w, alpha=group["weight_decay"])
-                if group["adapt"]:
-                    w_norm = w.norm()
-                    u_norm = u.norm()
-                    has_ratio = (w_norm > 0) & (u_norm > 0)
-                    u *= torch.where(has_ratio, w_norm / u_norm, 1.0)
-                w.add_(u, alpha=-group["lr"])
+                if w.grad is not None:
+                    self.update(w, group)
+        return loss
+
+    def update(self, w, group):
+        """A step of one tensor."""
+        state = self.state[w]
+        if not state:
+            state["m"] = torch.zeros_like(w)
+            state["v"] = torch.zeros_like(w)
+        # D18: LAMB has no bias correction of m and v, as in the official code. You et al. have it
+        state["m"].lerp_(w.grad, 1 - self.B1)
+        state["v"].mul_(self.B2)
+        state["v"].addcmul_(w.grad, w.grad, value=1 - self.B2)
+        u = state["m"] / (state["v"].sqrt() + self.EPS)
+        if w.dim() > 1:  # not a bias, LayerNorm or scalar
+            u.add_(w, alpha=group["weight_decay"])
+            if group["adapt"]:
+                w_norm = w.norm()
+                u_norm = u.norm()
+                has_ratio = (w_norm > 0) & (u_norm > 0)
+                u *= torch.where(has_ratio, w_norm / u_norm, 1.0)
+        w.add_(u, alpha=-group["lr"])
 
 
 def schedule(step, steps, warmup):
@@ -1148,9 +1156,19 @@ def export(cfg, command):
     length = config.get("settings", config).get("finetune_length")  # for --predict
     cfg = dataclasses.replace(cfg, finetune_length=length)
     tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    own = read_spec(cfg.init)
     print(hf_models.write_albert(
         command.value, source.weights, source.task, cfg, max(blocks(cfg)), tokenizer,
-        read_spec(cfg.init)))
+        longest_input(source, cfg, own), own))
+
+
+def longest_input(source, cfg, own):
+    """Tokens of the longest input of a Pretrained's training: its task's, or the pre-training's.
+    own: the OwnSpec of a user's own task, or None."""
+    recipe = recipes(cfg).get("SST-2" if own else source.task)
+    if recipe:
+        return cfg.finetune_length or recipe.length
+    return source.trained or cfg.positions
 
 
 # Fine-tuning (App. A.4). A job is one run of one task
@@ -1254,6 +1272,7 @@ def answer(cfg, command):
         task = open_file(
             command, cfg, tokenizer, recipes(cfg), {"RACE": RaceTask}, source.task)
         model = task_model(task, cfg).to(ranks.device)
+        hf_models.check_complete(model, source.weights, source.path)
         print0(ranks, start_from(model, source, task.name))
         outputs = predict(model, task, *task.splits, cfg, ranks.device)
         print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))

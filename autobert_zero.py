@@ -1688,8 +1688,7 @@ if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone h
     from data.inputs import (
         Data, check_size, find_inputs, open_corpus, open_tokenizer, pick, print_after_training,
         print_near_baseline)
-    from data.network_code import (
-        SPAN, head_kind, refuse_to_overwrite, write_hugging_face, write_network)
+    from data.network_code import SPAN, refuse_to_overwrite, write_hugging_face, write_network
 
 MODELS = ("init", "tokenizer")  # flags that name models
 WRITES = ("round-*", "warm-start", "finalists")  # names in the run folder of a search
@@ -2170,9 +2169,8 @@ def export(cfg, command):
         write_network(path, model, cfg, tokenizer, labels, length)
         use = "its first lines say how to use it"
     else:
-        write_hugging_face(path, model, cfg, tokenizer, labels, length)
-        use = (f'AutoModel{head_kind(labels)}.from_pretrained("{path}", trust_remote_code=True) '
-               "opens it")
+        opener = write_hugging_face(path, model, cfg, tokenizer, labels, length)
+        use = f"open it with {opener}"
     print(f"{path}: written, with weights, drawing and {tokenizer.file_name}; {use}")
 
 
@@ -2182,7 +2180,7 @@ def network_to_export(source, cfg):
     if "head.weight" not in source.weights:  # a task's
         model = LanguageModel(arch, cfg)
         print(start_from(model, source))
-        return model, None, cfg.length
+        return model, None, source.trained
     name = source.settings["tasks"]
     own = read_spec(cfg.init)  # of a user's own task, else None
     task = own or glue.TASKS.get(name)  # None: SQuAD

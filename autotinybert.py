@@ -103,7 +103,7 @@ class Config:
     runs: int = 1  # seeds of each fine-tuning in --finetune [>= 1]
     # latency
     speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
-    latency_limit: float | None = None  # in milliseconds on this machine. Default: --speedup [> 0]
+    latency_limit: float | None = None  # ms of this file's encoder, no padding [> 0]
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
     latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D7) [1, 1024]
@@ -119,7 +119,7 @@ class Config:
 
 
 PHASES = "search", "superplm", "latency"  # actions that share one run folder
-ON_SUPERPLM = "search", "latency", "describe"  # actions that read --init's SuperPLM
+ON_SUPERPLM = "search", "latency", "describe"  # read --init's SuperPLM. describe any model, too
 MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
 WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
@@ -503,10 +503,10 @@ class TaskModel(nn.Module):
         return F.cross_entropy(logits, batch["labels"])
 
 
-def count_parts(arch, vocab_size):
+def count_parts(arch, vocab_size, positions=512):
     """{part: parameters} of an encoder."""
     with torch.device("meta"):
-        encoder = Encoder(arch, vocab_size)
+        encoder = Encoder(arch, vocab_size, positions=positions)
     return {name: sum(value.numel() for value in part.parameters())
             for name, part in encoder.named_children()}
 
@@ -581,27 +581,30 @@ def make_optimizer(model, weight_decay):
 # --- search ---------------
 
 
-@torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of encoder and pooler on the target device, with random weights: the median of
-    three passes after a warm-up."""
-    device = torch.device(cfg.latency_device)
-    with device:
+    """Milliseconds of encoder and pooler, with random weights and without padding."""
+    with torch.device(cfg.latency_device):
         encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
         ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
     batch = {"ids": ids, "token_type_ids": ids}
+    return time_passes(lambda: encoder.pool(encoder(batch)), cfg)
+
+
+@torch.no_grad()
+def time_passes(run, cfg):
+    """Milliseconds of run() on the target device: the median of three passes after a warm-up."""
     # D7*: a single CPU thread is measured in CPU seconds, without the time that it waits for other
     # processes. The paper speaks of inference time, and its code reads the wall clock
-    single = device.type == "cpu" and cfg.latency_threads == 1
+    single = cfg.latency_device == "cpu" and cfg.latency_threads == 1
     clock = time.process_time if single else time.perf_counter
     threads = torch.get_num_threads()
     torch.set_num_threads(cfg.latency_threads)
     times = []
     for _ in range(1 + 3):
         start = clock()
-        encoder.pool(encoder(batch))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        run()
+        if cfg.latency_device == "cuda":
+            torch.cuda.synchronize()
         times.append(1000 * (clock() - start))
     torch.set_num_threads(threads)
     return statistics.median(times[1:])
@@ -1130,8 +1133,8 @@ def load_pretrained(cfg, command):
     folder = hf_models.model_folder(cfg.init, "superplm")
     record = read_json(folder / "config.json")
     # Sec. 3.4: only Alg. 1 makes a SuperPLM. read_pretrained refuses a run of another program
-    if record.get("program", command.program) == command.program and (
-            record.get("action") != "superplm"):
+    fixed = record.get("action") != "superplm" and command.action != "describe"
+    if fixed and record.get("program", command.program) == command.program:
         raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
                         f"make one with --superplm --init {folder} --largest ITS_SHAPE")
     return read_pretrained(folder, cfg, command)
@@ -1143,7 +1146,7 @@ def resolve(cfg, command, ranks, source):
     data."""
     changes = {}
     if source and command.action in ON_SUPERPLM:
-        changes |= settings_from(cfg, command, source.settings, source.path, SHAPE)
+        changes |= shape_from(source, cfg, command)
         changes["init"] = str(source.path)
     if not cfg.tokenizer and (source or cfg.teacher):
         folder = source.path if source else hf_models.model_folder(cfg.teacher)
@@ -1168,6 +1171,20 @@ def resolve(cfg, command, ranks, source):
                         f"{cfg.largest} has an ffn of 1.6 to 1.9 times and a qkv of 0.7 to 1 times "
                         "its hidden width; choose another strategy")
     return cfg
+
+
+def shape_from(source, cfg, command):
+    """The settings that describe the SuperPLM of a Pretrained, or, in --describe, a fixed model.
+    UserError if a flag differs."""
+    if source.settings.get("largest") == str(source.arch):
+        return settings_from(cfg, command, source.settings, source.path, SHAPE)
+    rows, width = source.weights["encoder.token_embedding.weight"].shape
+    if width != source.arch.hidden:
+        raise UserError(f"{source.path}: its embeddings have the width {width}, not "
+                        f"{source.arch.hidden}; such a model is only a --teacher")
+    settings = {"vocab_size": rows}
+    return {**settings_from(cfg, command, settings, source.path, settings),
+            "arch": cfg.arch or str(source.arch)}
 
 
 def check_length(source, longest):
@@ -1420,7 +1437,8 @@ def answer(cfg, command):
         vocab_size = len(source.weights["encoder.token_embedding.weight"])
         encoder = Encoder(source.arch, vocab_size, 0.0, positions)
         model = TaskModel(encoder, task.outputs, task.kind == "span")
-        model.load_state_dict(source.weights)
+        hf_models.check_complete(model, source.weights, source.path)
+        print0(ranks, hf_models.load_bert(model, source.weights, source.path))
         outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
         print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
 
@@ -1445,8 +1463,10 @@ def judge(model, data, cfg):
 
 # predict_ms([Arch]) -> [milliseconds]. reference and limit are in milliseconds
 Latency = namedtuple("Latency", "predict_ms reference limit")
+# settings of what is timed
+TIMED = ("latency_device", "latency_threads", "latency_batch", "latency_length")
 # settings that a latency depends on, besides the processor and the architecture
-MACHINE = ("latency_device", "latency_threads", "latency_batch", "latency_length", "reference")
+MACHINE = (*TIMED, "reference")
 # the settings that latency.json depends on
 OF_LATENCIES = (*MACHINE, "latency_archs", "latency_rounds", "largest", "smallest", "setting",
                 "variant", "seed")
@@ -1748,9 +1768,17 @@ def print_best(run, cfg):
     if best["baselines"]:
         line += f"; majority baseline {percent(best['baselines'])}"
     print0(run.ranks, line)
+    print0(run.ranks, f"timed: {what_is_timed(cfg)}; --export measures the exported folder, too")
     print0(run.ranks, f"{run.folder / 'pareto.svg'}: all candidates, score against latency")
     words = "--export", f"{run.folder}-exported", "--init", run.folder
     run.print_result(cfg, "best.json", *words)
+
+
+def what_is_timed(cfg):
+    """The meaning of a latency in words."""
+    sequences = "one sequence" if cfg.latency_batch == 1 else f"{cfg.latency_batch} sequences"
+    return (f"encoder and pooler of this file, {sequences} of {cfg.latency_length} tokens, no "
+            f"padding, {cfg.latency_device}, {cfg.latency_threads} thread(s)")
 
 
 def words_of_search(phase):
@@ -1866,8 +1894,61 @@ def export(cfg, command):
         arch = model.encoder.arch
         head = {name: value for name, value in source.weights.items()
                 if name.startswith("head.") and arch == source.arch}
-        print0(ranks, on_main(ranks, hf_models.write_bert, command.value, state,
-                              dataclasses.astuple(arch), tokenizer, source.path, head))
+        print0(ranks, on_main(
+            ranks, hf_models.write_bert, command.value, state, dataclasses.astuple(arch),
+            tokenizer, longest_input(source, head), source.path, head))
+        if source.settings:  # those of a search
+            cfg = dataclasses.replace(
+                cfg, **settings_from(cfg, command, source.settings, source.path, (), TIMED))
+        length = min(cfg.latency_length, check_length(source, 0))
+        cfg = dataclasses.replace(cfg, latency_length=length)
+        print0(ranks, on_main(ranks, compare_latencies, command.value, arch, cfg))
+
+
+def longest_input(source, head):
+    """Tokens of the longest input of a Pretrained's training: its task's, with a head, or the
+    pre-training's. All positions if a Hugging Face folder does not say."""
+    settings = source.settings
+    if not head:
+        return settings.get("length") or check_length(source, 0)
+    if not settings:
+        config = read_json(source.path / "config.json")
+        return config.get("finetune_length") or check_length(source, 0)
+    recipe = recipes().get(settings["tasks"]) or recipes()["SST-2"]  # of a user's own task
+    return settings["finetune_length"] or recipe.length
+
+
+def compare_latencies(folder, arch, cfg):
+    """A line with the latencies of this file's encoder and of an exported folder in transformers,
+    measured alternately."""
+    if cfg.latency_device == "cuda" and not torch.cuda.is_available():
+        return "latency: not measured, since there is no GPU; --latency_device cpu measures one"
+    exported = exported_model(folder, cfg)
+    own = []
+    others = []
+    for _ in range(FINAL_ROUNDS):
+        own.append(time_model(arch, cfg))
+        if exported:
+            others.append(time_passes(exported, cfg))
+    line = f"latency: {statistics.median(own):.4g} ms ({what_is_timed(cfg)}); the exported folder: "
+    if not exported:
+        return line + "not measured (pip install transformers)"
+    return line + f"{statistics.median(others):.4g} ms with transformers"
+
+
+def exported_model(folder, cfg):
+    """A function that runs an exported folder on what is timed, or None without transformers."""
+    try:
+        from transformers import AutoModel, logging
+    except ImportError:
+        return None
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)  # the code is write_bert's
+    model = model.eval().to(cfg.latency_device)
+    shape = cfg.latency_batch, cfg.latency_length
+    ids = torch.zeros(shape, dtype=torch.long, device=cfg.latency_device)
+    return functools.partial(model, input_ids=ids, token_type_ids=ids, attention_mask=ids + 1)
 
 
 def step_flops(cfg):
@@ -1884,10 +1965,12 @@ def step_flops(cfg):
 
 
 def describe(cfg, command):
-    """Print one JSON object on --arch or the SuperPLM (of --init) and its training."""
-    cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
+    """Print one JSON object on --arch or the model of --init, which may be a SuperPLM, and its
+    training."""
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
     arch = parse_arch(cfg.arch or cfg.largest)
-    parts = count_parts(arch, cfg.vocab_size)
+    parts = count_parts(arch, cfg.vocab_size, check_length(source, 0) if source else 512)
     count = sum(parts.values())
     steps = (cfg.further_steps if cfg.arch else cfg.steps) or 1000  # 0: the corpus decides
     activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]
@@ -1948,7 +2031,7 @@ UNREAD = {  # flags and groups of flags that an action does not read: the flags 
 }
 READS = {  # all flags that these actions read
     "predict": ("preset", "out", "device", "dtype", "init", "tokenizer", "finetune_length"),
-    "export": ("preset", "device", "dtype", "init", "tokenizer", "arch"),
+    "export": ("preset", "device", "dtype", "init", "tokenizer", "arch", *TIMED),
     "describe": (
         "preset", "seed", "dtype", "accumulate", "dry_run", "init", "arch", *SHAPE, "samples",
         "length", "steps", "further_steps", "batch", "latency_length"),

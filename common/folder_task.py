@@ -13,7 +13,6 @@ files. A test file needs no labels.
 import csv
 import dataclasses
 import io
-import math
 import re
 import statistics
 import warnings
@@ -37,6 +36,7 @@ SPEC = "task.json"  # next to a fine-tuned model: its OwnSpec
 FIX = "a folder with a task of your own needs a train and a dev file, .tsv or .csv"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+LARGEST = 1e30  # label of a regression, so that an exported head fits float32
 NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
@@ -208,9 +208,12 @@ def parse_label(cell, task, place, fix="leave the line out"):
     """A label as class number, or as value with mean 0 and deviation 1 over the training file."""
     word = " ".join(cell.split())
     if task.regression:
-        if not NUMBER.fullmatch(word) or not math.isfinite(float(word)):
+        if not NUMBER.fullmatch(word):
             raise UserError(f"{place}: the label {cell!r} is not a number, and the task is a "
                             f"regression; correct it, or {fix}")
+        if abs(float(word)) > LARGEST:
+            raise UserError(f"{place}: the label {cell!r} is too large; divide all labels so that "
+                            f"none is above {LARGEST:g}")
         return (float(word) - task.mean) / task.deviation
     if word not in task.labels:
         raise UserError(f"{place}: train has no label {cell!r}; it has {listed(task.labels[:20])}; "
@@ -265,11 +268,11 @@ def infer_task(name):
     task = OwnSpec(str(name), (), text, ("pearson", "spearman"))
     values = [parse_label(word, task, f"{path}:{number}")
               for word, (number, _) in zip(words, lines)]
-    if len(set(values)) < 2:  # 1 and 1.0
+    deviation = statistics.pstdev(values)
+    if not deviation:  # 1 and 1.0
         raise UserError(f"{path}: all labels are the number {values[0]:g}; add examples with other "
                         "numbers")
-    return dataclasses.replace(
-        task, mean=statistics.fmean(values), deviation=statistics.pstdev(values))
+    return dataclasses.replace(task, mean=statistics.fmean(values), deviation=deviation)
 
 
 def write_spec(folder, task):

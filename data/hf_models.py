@@ -37,6 +37,7 @@ from common.run import finite, load_weights
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 EPSILON = 1e-12  # of all LayerNorms
 MOST_LAYERS = 100
+WRAPPERS = ("model_state_dict", "state_dict", "model")  # keys of the weights among others
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
           "I64": torch.int64}
 
@@ -44,22 +45,43 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 # --- files ---------------------------------------------------------------------------------------
 
 def read_weights(folder):
-    """{name: tensor} of the model.safetensors or pytorch_model.bin in a folder, or of the parts in
-    its index."""
+    """{name: tensor} of the model.safetensors or pytorch_model.bin in a folder, or without it of
+    the parts in its index, as in transformers."""
     readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": load_file}
     for name, read in readers.items():
         index = Path(folder) / f"{name}.index.json"
-        parts = [name] if Path(folder, name).is_file() else []
-        if index.is_file():
-            parts = sorted(set(read_json(index)["weight_map"].values()))
+        parts = [name] if Path(folder, name).is_file() else read_index(index)
         if parts:
             weights = {}
             for part in parts:
                 path = existing(Path(folder, part), f"{index} names it; fetch it too")
-                weights |= finite(read(path), path)
+                weights |= finite(unwrap(read(path), path), path)
             return weights
     raise UserError(f"{folder}: no {' and no '.join(readers)}; give the folder of a PyTorch model, "
                     "with one of them")
+
+
+def read_index(path):
+    """The names of the files in an index, or [] if there is none."""
+    if not path.is_file():
+        return []
+    weight_map = read_json(path).get("weight_map")
+    names = [*weight_map.values()] if isinstance(weight_map, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path}: no weight_map with the file of each weight; fetch it again")
+    return sorted(set(names))
+
+
+def unwrap(content, path):
+    """{name: tensor} of the content of a file, without the wrappers of training scripts, of
+    DistributedDataParallel and of torch.compile."""
+    for key in WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
+        raise UserError(f"{path}: not a dictionary of tensors; save model.state_dict() in it")
+    return {re.sub(r"^(module\.|model\.)+", "", str(name).replace("_orig_mod.", "")): value
+            for name, value in content.items()}
 
 
 def read_safetensors(path):
@@ -75,7 +97,7 @@ def read_safetensors(path):
             raw = content[start + begin:start + end]
             dtype = DTYPES[entry["dtype"]]
             tensors[name] = torch.frombuffer(raw, dtype=dtype).view(entry["shape"])
-    except (ValueError, KeyError, TypeError, RuntimeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError):
         raise UserError(f"{path}: damaged, cut short or of other types than {', '.join(DTYPES)}; "
                         "fetch it again") from None
     return tensors
@@ -98,9 +120,9 @@ def write_weights(path, tensors):
             file.write(tensor.detach().float().cpu().contiguous().numpy())
 
 
-def write_folder(folder, weights, config, tokenizer, own=None):
+def write_folder(folder, weights, config, tokenizer, length, own=None):
     """Write a Hugging Face folder: weights by their names there, config.json, the tokenizer, and
-    the OwnSpec of a user's own task."""
+    the OwnSpec of a user's own task. length: as in write_tokenizer."""
     folder = Path(folder)
     if folder.is_file() or folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"--export {folder}: not an empty folder; name another folder")
@@ -108,18 +130,19 @@ def write_folder(folder, weights, config, tokenizer, own=None):
     write_weights(folder / "model.safetensors", weights)
     write_json(folder / "config.json", config)
     tokenizer.save(folder)
-    write_tokenizer(folder, tokenizer, config["max_position_embeddings"])
+    write_tokenizer(folder, tokenizer, length)
     if own:
         folder_task.write_spec(folder, own)
 
 
-def write_tokenizer(folder, tokenizer, longest):
-    """Write tokenizer_config.json next to a vocabulary. longest: tokens of the longest input."""
+def write_tokenizer(folder, tokenizer, length):
+    """Write tokenizer_config.json next to a vocabulary. length: tokens of the longest input that
+    the model was trained on. Tokenizers of transformers cut longer ones, as --predict does."""
     word_piece = tokenizer.file_name == "vocab.txt"
     config = {
         "tokenizer_class": "BertTokenizer" if word_piece else "AlbertTokenizer",
         **tokenizer.settings(),
-        "model_max_length": longest,
+        "model_max_length": length,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
     write_json(Path(folder) / "tokenizer_config.json", config)
@@ -129,8 +152,16 @@ def opener(tokenizer, kind, folder, trust=""):
     """The call with which transformers opens a folder, and the packages that it needs."""
     packages = "transformers"
     if tokenizer.file_name == "spiece.model":
-        packages += " sentencepiece protobuf"
+        packages += " sentencepiece protobuf; without protobuf it says that tiktoken is required"
     return f"{kind}.from_pretrained({str(folder)!r}{trust}) (pip install {packages})"
+
+
+def check_complete(model, weights, folder):
+    """UserError if weights lack a part of a model that predicts."""
+    missing = sorted(model.state_dict().keys() - weights.keys())
+    if missing:
+        raise UserError(f"{folder}: the weight {missing[0]} is missing, and --predict needs all; "
+                        "name RUN/TASK of a --finetune, or export it again")
 
 
 def template(name):
@@ -146,10 +177,14 @@ def names_of(table, count):
 
 
 def check_config(config, required, sizes=()):
-    """ValueError if a key of `sizes` is missing, or a key differs from `required`."""
+    """ValueError if a key of `sizes` is missing or no number above 0, or a key differs from
+    `required`."""
     missing = [key for key in sizes if key not in config]
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
+    for key in sizes:
+        if not isinstance(config[key], int) or config[key] < 1:
+            raise ValueError(f"config.json has {key} {config[key]!r}, not a number above 0")
     for key, only in required.items():
         if config.get(key, only) != only:
             raise ValueError(f"{key} is {config[key]}; only {only} can be read")
@@ -202,6 +237,7 @@ ALBERT_DEFAULTS = {  # of keys that may be missing
     "initializer_range": 0.02,
     "hidden_dropout_prob": 0.0,
 }
+ALBERT_FRACTIONS = ("initializer_range", "hidden_dropout_prob")
 ALBERT_REQUIRED = {  # the only values that albert.py supports
     "model_type": "albert",
     "inner_group_num": 1,
@@ -219,8 +255,12 @@ ALBERT_CLASSES = {  # of a task, or of a head
 def albert_settings(config):
     """albert.py's settings of a config.json. ValueError if albert.py cannot build the model."""
     config = {**ALBERT_DEFAULTS, **config}
+    for key in ALBERT_FRACTIONS:
+        if not isinstance(config[key], (int, float)) or not 0 <= config[key] < 1:
+            raise ValueError(f"config.json has {key} {config[key]!r}, not a number from 0 to 1")
     dropout = {"attention_probs_dropout_prob": config["hidden_dropout_prob"]}
-    check_config(config, {**ALBERT_REQUIRED, **dropout}, ALBERT_SETTINGS.values())
+    sizes = {*ALBERT_SETTINGS.values()} - {"hidden_act", *ALBERT_FRACTIONS}
+    check_config(config, {**ALBERT_REQUIRED, **dropout}, sorted(sizes))
     settings = {ours: config[theirs] for ours, theirs in ALBERT_SETTINGS.items()}
     return {**settings, "share": "all", "mapped": settings["embedding"] == settings["hidden"]}
 
@@ -268,11 +308,23 @@ def rename_albert(weights, groups):
 
 
 def label_names(task, weights, own=None):
-    """{number: name} of the outputs of a classifier, two without a head. own: the OwnSpec of a
-    user's own task."""
+    """Names of the outputs of a classifier, two without a head. own: the OwnSpec of a user's own
+    task."""
     labels = own.labels if own else glue.TASKS[task].labels if task in glue.TASKS else ()
     outputs = len(weights.get("head.weight", "01"))
-    return dict(enumerate(labels or [f"LABEL_{number}" for number in range(outputs)]))
+    return labels or [f"LABEL_{number}" for number in range(outputs)]
+
+
+def head_settings(labels, classifier=True):
+    """Settings of config.json for the names of a head's outputs. A classifier with one output is a
+    regression, whose values transformers' pipelines change unless the settings say so."""
+    settings = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {name: number for number, name in enumerate(labels)},
+    }
+    if classifier and len(labels) == 1:
+        settings["problem_type"] = "regression"
+    return settings
 
 
 def albert_config(cfg, architecture, groups, labels, task):
@@ -284,23 +336,23 @@ def albert_config(cfg, architecture, groups, labels, task):
         "embedding_size": cfg.embedding or cfg.hidden,
         "num_hidden_groups": groups,
         "attention_probs_dropout_prob": cfg.dropout,
-        "id2label": labels,
+        **head_settings(labels, architecture == ALBERT_CLASSES["head"]),
         "finetuning_task": task,
         "finetune_length": cfg.finetune_length,
         "recipe": cfg.recipe,
     }
 
 
-def write_albert(folder, weights, task, cfg, groups, tokenizer, own=None):
+def write_albert(folder, weights, task, cfg, groups, tokenizer, length, own=None):
     """Write a model of albert.py, with the head of `task` if any, as a folder. Returns a line about
-    it. own: the OwnSpec of a user's own task."""
+    it. length: as in write_tokenizer. own: the OwnSpec of a user's own task."""
     heads = [name.split(".")[0] for name in weights]
     kinds = [ALBERT_CLASSES[kind] for kind in (task, *heads) if kind in ALBERT_CLASSES]
     kinds.append("AlbertModel")
     weights, own = folder_task.export_head(weights, own)
     theirs = rename_albert(weights, groups)
     config = albert_config(cfg, kinds[0], groups, label_names(task, weights, own), task)
-    write_folder(folder, theirs, config, tokenizer, own)
+    write_folder(folder, theirs, config, tokenizer, length, own)
     line = (f"{folder}: {kinds[0]}, {sum(map(torch.numel, theirs.values())):,} parameters; open it "
             f"with {opener(tokenizer, kinds[0], folder)}")
     if "answer" in heads:
@@ -333,6 +385,8 @@ BERT_NAMES = {  # our module: theirs. {} is the number of a layer
     "head": "classifier",
 }
 QKV = "query", "key", "value"
+ATTENTION = re.compile(r"encoder\.layers\.\d+\.(query|key|value)\.\w+")
+EMBEDDINGS = "encoder.token_embedding.weight", "encoder.position_embedding.weight"
 SIZES = "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "qkv_size"
 BERT_REQUIRED = {  # the only values that autotinybert.py supports
     "hidden_act": "gelu",
@@ -375,12 +429,18 @@ def bert_sizes(folder, config):
     kind = config.get("model_type", "bert")  # many old folders do not name it
     if kind not in ("bert", "electra", "autotinybert"):
         raise UserError(f"{folder}: model_type is {kind}; only bert and electra can be read")
-    check_config(config, BERT_REQUIRED, SIZES[:-1])
-    return tuple({"qkv_size": config["hidden_size"], **config}[name] for name in SIZES)
+    config = {"qkv_size": config.get("hidden_size"), **config}
+    check_config(config, BERT_REQUIRED, SIZES)
+    sizes = tuple(config[name] for name in SIZES)
+    if sizes[4] % sizes[3]:
+        raise ValueError(f"config.json has num_attention_heads {sizes[3]}, which do not divide the "
+                         f"width {sizes[4]}")
+    return sizes
 
 
 def read_bert(folder, heads):
-    """{our name: weight} of a folder. Unknown names are kept."""
+    """{our name: weight} of a folder. Unknown names are kept. ValueError if a weight is missing, or
+    cannot be divided into the heads."""
     modules = {theirs: ours for ours, theirs in names_of(BERT_NAMES, MOST_LAYERS).items()}
     weights = {}
     for name, value in read_weights(folder).items():
@@ -390,14 +450,32 @@ def read_bert(folder, heads):
         weights[f"{modules.get(module, module)}.{leaf}"] = value
     if "decoder.bias" in weights:
         weights["decoder_bias"] = weights.pop("decoder.bias")
-    for layer in [name.removesuffix(".query.weight") for name in weights if ".query.w" in name]:
-        for leaf, ours in (("weight", "qkv"), ("bias", "qkv_bias")):
-            stacked = torch.stack([weights.pop(f"{layer}.{part}.{leaf}") for part in QKV])
-            weights[f"{layer}.{ours}"] = stacked.unflatten(1, (heads, -1))  # (3, N, D, inputs)
-        output = weights.pop(f"{layer}.output.weight")
-        weights[f"{layer}.output"] = output.unflatten(1, (heads, -1))  # (H, N, D)
-        weights[f"{layer}.output_bias"] = weights.pop(f"{layer}.output.bias")
+    layers = [name.rsplit(".", 2)[0] for name in weights if ATTENTION.fullmatch(name)]
+    layers = list(dict.fromkeys(layers))
+    names = [f"{layer}.{part}.{leaf}" for layer in layers for part in (*QKV, "output")
+             for leaf in ("weight", "bias")]
+    for name in (*EMBEDDINGS, *names):
+        if name not in weights:
+            raise ValueError(f"the weight {name} is missing")
+    for layer in layers:
+        add_heads(weights, layer, heads)
     return weights
+
+
+def add_heads(weights, layer, heads):
+    """Replace query, key, value and output of a layer by tensors with an axis of heads. ValueError
+    if it cannot be divided."""
+    for leaf, ours in (("weight", "qkv"), ("bias", "qkv_bias")):
+        parts = [weights.pop(f"{layer}.{part}.{leaf}") for part in QKV]
+        shapes = {tuple(part.shape) for part in parts}
+        if len(shapes) > 1 or len(parts[0]) % heads:
+            raise ValueError(f"{layer}: query, key and value of {shapes} cannot have {heads} heads")
+        weights[f"{layer}.{ours}"] = torch.stack(parts).unflatten(1, (heads, -1))  # (3, N, D, ...)
+    output = weights.pop(f"{layer}.output.weight")
+    if output.shape[-1] % heads:
+        raise ValueError(f"{layer}: an output of {tuple(output.shape)} cannot have {heads} heads")
+    weights[f"{layer}.output"] = output.unflatten(1, (heads, -1))  # (H, N, D)
+    weights[f"{layer}.output_bias"] = weights.pop(f"{layer}.output.bias")
 
 
 def rename_bert(weights, spans=False):
@@ -441,11 +519,11 @@ def bert_config(weights, shape, dropout, tokenizer, kind):
     return config
 
 
-def write_bert(folder, weights, shape, tokenizer, source, head=()):
+def write_bert(folder, weights, shape, tokenizer, length, source, head=()):
     """Write {our name: weight} as a folder. Returns a line that says how to open it.
 
-    shape: the numbers of SIZES. head: the weights of a task's head, which replaces the pre-training
-    heads. source: the folder whose config.json names the task.
+    shape: the numbers of SIZES. length: as in write_tokenizer. head: the weights of a task's head,
+    which replaces the pre-training heads. source: the folder whose config.json names the task.
     """
     task = ""
     own = None
@@ -460,8 +538,11 @@ def write_bert(folder, weights, shape, tokenizer, source, head=()):
         weights, own = folder_task.export_head(
             {**encoder, **head}, folder_task.read_spec(source))
     config = bert_config(weights, shape, dropout, tokenizer, kind)
-    config["id2label"] = label_names(task, weights, own)
-    write_folder(folder, rename_bert(weights, task == "SQuAD1.1"), config, tokenizer, own)
+    config |= head_settings(label_names(task, weights, own))
+    if head:
+        config["finetune_length"] = length  # for --predict
+    renamed = rename_bert(weights, task == "SQuAD1.1")
+    write_folder(folder, renamed, config, tokenizer, length, own)
     trust = ""
     if "auto_map" in config:  # a separate width of query, key and value needs code
         name = "modeling_autotinybert.py"

@@ -132,7 +132,7 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
     helpers = ("fill_padding", "cosine", "euclidean")
     helpers = [name for name in helpers if f"{name}(" in "".join(mixers)]
     kind = "words" if labels is None else "spans" if spans else "classes"
-    heads = f", len(LABELS), spans={spans}" if labels else ""
+    heads = f", outputs, spans={spans}" if labels else ""
     before, encoding, after = hf_models.template("network.py").split("FILL_encoding\n")
     if tokenizer.file_name != "spiece.model":
         encoding = ""
@@ -152,7 +152,8 @@ def write_code(home, arch, weights, cfg, tokenizer, labels, length):
         "sources": "\n" + "\n".join(sources(home, *helpers, model)),
         "attentions": "".join(f"\n{mixer}" for mixer in mixers),
         "arch": ", ".join(str(titles.get(layer, layer)) for layer in arch),
-        "network": f"{model}(ARCH, CONFIG{heads})",
+        "outputs": len(labels or ()),
+        "network": f"{model}(ARCH, config{heads})",
     })
 
 
@@ -179,14 +180,10 @@ def refuse_to_overwrite(path, tokenizer):
         raise UserError(f"--export {path}: {exists[0]} exists already; choose another folder")
 
 
-def head_kind(labels):
-    """The ending of transformers' AutoModel class for a head."""
-    return "" if labels in (None, SPAN) else "ForSequenceClassification"
-
-
 def write_hugging_face(folder, model, cfg, tokenizer, labels, length):
-    """write_network as FOLDER/network.py, with files for AutoModel of transformers."""
-    kind = head_kind(labels)
+    """write_network as FOLDER/network.py, with files for AutoModel of transformers. Returns the
+    call that opens it."""
+    kind = "" if labels in (None, SPAN) else "ForSequenceClassification"
     own = f"Network{kind or 'Model'}"
     classes = {"AutoConfig": "modeling.NetworkConfig", "AutoModel": "modeling.NetworkModel",
                f"AutoModel{kind}": f"modeling.{own}"}
@@ -197,13 +194,16 @@ def write_hugging_face(folder, model, cfg, tokenizer, labels, length):
         "hidden_size": cfg.hidden,
         "vocab_size": cfg.vocab_size,
         "max_position_embeddings": 512,
+        "initializer_range": cfg.init_std,
     }
     if kind:
-        config["id2label"] = dict(enumerate(labels))
+        config |= hf_models.head_settings(labels)
     weights = {f"network.{name}": value for name, value in model.state_dict().items()}
-    hf_models.write_folder(folder, weights, config, tokenizer)
+    hf_models.write_folder(folder, weights, config, tokenizer, length)
     write_network(folder / "network.py", model, cfg, tokenizer, labels, length)
     write_atomic(folder / "modeling.py", hf_models.template("modeling.py"))
+    return hf_models.opener(
+        tokenizer, f"AutoModel{kind}", folder, ", trust_remote_code=True")
 
 
 def mermaid(home, arch):

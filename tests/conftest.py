@@ -94,6 +94,18 @@ def own_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def transformers(tmp_path, monkeypatch):
+    """The package, which keeps the code of folders that it opens in the test's own folder."""
+    package = pytest.importorskip("transformers")
+    cache = str(tmp_path / "modules")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        monkeypatch.delitem(sys.modules, name)
+    return package
+
+
+@pytest.fixture
 def works(ready, monkeypatch):
     """works(command): run a command in this process, which must succeed. Its {names} are replaced
     by paths of `ready`, and by given ones."""

@@ -235,7 +235,7 @@ def test_parity_with_transformers(kind, changes, tokenizer):
     albert.start_from(ours, source, source.task)
     task = "RACE" if kind == "choice" else ""
     hf_models.write_albert(
-        Path("ours"), ours.state_dict(), task, cfg, cfg.groups, tokenizer)
+        Path("ours"), ours.state_dict(), task, cfg, cfg.groups, tokenizer, 12)
     batch = example()
     lengths = batch["lengths"]
     inputs = {"input_ids": batch["ids"], "token_type_ids": batch["token_type_ids"]}
@@ -283,7 +283,7 @@ def test_transformers_reads_the_exported_vocabulary(lower):
 @pytest.mark.parametrize("task, kept", [("CoLA", True), ("RTE", False), ("", False)])
 def test_a_head_of_another_task_is_ignored(task, kept, tokenizer):
     heads = albert.Classifier(TINY, 2).state_dict()
-    hf_models.write_albert(Path(), heads, task, TINY, 1, tokenizer)
+    hf_models.write_albert(Path(), heads, task, TINY, 1, tokenizer, 16)
     cfg, source = read_back(".")
     model = albert.Classifier(cfg, 2)
     albert.start_from(model, source, "CoLA")
@@ -293,9 +293,10 @@ def test_a_head_of_another_task_is_ignored(task, kept, tokenizer):
 # --- LAMB and the schedule -----------------------------------------------------------------------
 
 @pytest.mark.parametrize("adapt", [True, False])
-@pytest.mark.parametrize("shape, scale", [((3, 4), 1), ((3, 4), 0), ((5,), 1)])
+@pytest.mark.parametrize("shape, scale", [((3, 4), 1), ((3, 4), 0), ((5,), 1), ((), 1)])
 def test_lamb_is_that_of_the_official_code(shape, scale, adapt):
-    """lamb_optimizer.py in numpy, for a matrix, a zero matrix, and a bias, which is excluded."""
+    """lamb_optimizer.py in numpy, for a matrix, a zero matrix, and a bias and a scalar, which are
+    excluded."""
     torch.manual_seed(0)
     parameter = torch.nn.Parameter(scale * torch.randn(shape, dtype=torch.float64))
     optimizer = albert.Lamb(
@@ -324,6 +325,37 @@ def test_lamb_is_that_of_the_official_code(shape, scale, adapt):
         parameter.detach(),
         w,
         atol=1e-9)
+
+
+def test_lamb_takes_groups_a_closure_and_its_saved_state():
+    """As the optimizers of torch: a group has the settings of an optimizer of its own."""
+    torch.manual_seed(0)
+    values = [torch.randn(3, 4), torch.randn(5), torch.randn(())]
+    together = [torch.nn.Parameter(value.clone()) for value in values]
+    apart = [torch.nn.Parameter(value.clone()) for value in values]
+    settings = [dict(lr=0.1, weight_decay=0.5, adapt=False), dict(lr=0.2), dict(lr=0.3)]
+    optimizer = albert.Lamb([{"params": together[:1], **settings[0]},
+                             {"params": together[1:2]}], lr=0.2)
+    optimizer.add_param_group({"params": together[2], **settings[2]})
+    several = [albert.Lamb([each], **options) for each, options in zip(apart, settings)]
+
+    def loss_of(parameters):
+        loss = sum(each.square().sum() for each in parameters)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        loss = optimizer.step(lambda: loss_of(together))
+        close(loss, loss_of(apart))
+        optimizer.zero_grad()
+        for each in several:
+            assert each.step(None) is None
+            each.zero_grad()
+        again = albert.Lamb(optimizer.param_groups, lr=0.0)
+        again.load_state_dict(optimizer.state_dict())
+        optimizer = again
+    for one, other in zip(together, apart):
+        assert torch.equal(one, other)
 
 
 # --- objective -----------------------------------------------------------------------------------
@@ -493,7 +525,7 @@ def test_the_recipe_is_the_models_unless_a_flag_names_one(given, lr, steps, read
 def test_the_recipe_of_v2_models(tokenizer):
     """Recognised by config.json: no dropout, and half the learning rate for RACE."""
     state = albert.LanguageModel(TINY).state_dict()
-    hf_models.write_albert(Path(), state, "", TINY, 1, tokenizer)
+    hf_models.write_albert(Path(), state, "", TINY, 1, tokenizer, 16)
     config = read_json("config.json")
     del config["recipe"]  # only in our folders
     write_json("config.json", config)

@@ -107,8 +107,7 @@ def keep_tuned(folder, task, tokenizer):
 @pytest.mark.peers
 @pytest.mark.parametrize("kind, task", [
     ("Model", ""), ("Model", "RTE"), ("ModelForSequenceClassification", "RTE")])
-def test_auto_model_opens_an_exported_folder(kind, task, searched, works, capsys):
-    transformers = pytest.importorskip("transformers")
+def test_auto_model_opens_an_exported_folder(kind, task, searched, works, capsys, transformers):
     folder = Path("folder")
     init = searched
     if task:
@@ -116,7 +115,9 @@ def test_auto_model_opens_an_exported_folder(kind, task, searched, works, capsys
         keep_tuned(init, task, load_tokenizer(searched))
     write("spiece.model", "theirs")
     works("autobert_zero --export {to} --init {init}", to=folder, init=init)
-    assert f"Auto{kind}" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"Auto{kind}" in printed
+    assert "without protobuf it says that tiktoken is required" in printed
     automatic = getattr(transformers, f"Auto{kind}")
     theirs = automatic.from_pretrained(folder, trust_remote_code=True).eval()
     ours = load(folder / "network.py")[1]
@@ -125,13 +126,49 @@ def test_auto_model_opens_an_exported_folder(kind, task, searched, works, capsys
     mask = (torch.arange(12) < lengths[:, None]).long()
     batch = {"ids": ids, "token_type_ids": torch.zeros_like(ids), "lengths": lengths}
     expected = ours.encoder(**batch) if kind == "Model" else ours(batch)
-    assert_close(theirs(ids, attention_mask=mask)[0], expected)
+    assert_close(theirs(ids, mask, return_dict=False)[0], expected)
     if kind.endswith("Classification"):
         labels = torch.tensor([1, 0])
         loss = theirs(ids, attention_mask=mask, labels=labels).loss
         assert_close(loss, torch.nn.functional.cross_entropy(expected, labels))
     with pytest.raises(ValueError, match="padding_side='right'"):
         theirs(ids, attention_mask=mask.flip(1))
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("kind", ["Model", "ModelForSequenceClassification"])
+def test_auto_model_changes_an_exported_network(kind, ready, works, transformers):
+    """The states of all layers, another number of labels, and more tokens, also when read again."""
+    init = ready["autobert_zero"]
+    changes = {}
+    if kind.endswith("Classification"):
+        init = Path("RTE")
+        keep_tuned(init, "RTE", load_tokenizer(ready["autobert_zero"]))
+        changes = {"num_labels": 5, "ignore_mismatched_sizes": True}
+    works("autobert_zero --export folder --init {init}", init=init)
+    automatic = getattr(transformers, f"Auto{kind}")
+    network = automatic.from_pretrained("folder", trust_remote_code=True, **changes).eval()
+    ids = torch.randint(5, 100, (2, 12))
+    mask = (torch.arange(12) < 9).long().expand(2, 12)
+    output = network(ids, mask, output_hidden_states=True)
+    encoder = load(Path("folder/network.py"))[1].encoder
+    batch = {"ids": ids, "token_type_ids": torch.zeros_like(ids), "lengths": mask.sum(1)}
+    assert len(output.hidden_states) == 1 + len(encoder.layers)
+    assert_close(output.hidden_states[-1], encoder(**batch))
+    assert_close(encoder.layers[0](output.hidden_states[0], mask > 0), output.hidden_states[1])
+    assert network(ids, mask).hidden_states is None
+    if changes:
+        assert output.logits.shape == (2, 5)
+    with pytest.raises(ValueError, match="output_attentions"):
+        network(ids, mask, output_attentions=True)
+    network.resize_token_embeddings(network.config.vocab_size + 3)
+    network.save_pretrained("larger")
+    again = automatic.from_pretrained("larger", trust_remote_code=True).eval()
+    last = torch.full((1, 4), again.config.vocab_size - 1)
+    assert_close(again(last)[0], network(last)[0])
+    if not changes:  # the head for masked words has grown too
+        batch = {"ids": last, "token_type_ids": 0 * last, "masked_positions": torch.arange(4)}
+        assert again.network(batch)[0].shape == (4, again.config.vocab_size)
 
 
 @pytest.mark.parametrize("task, texts", [

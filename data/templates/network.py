@@ -110,8 +110,8 @@ FILL_attentions
 ARCH = [FILL_arch]
 
 
-def make_network():
-    """The network with random weights."""
+def make_network(config=CONFIG, outputs=FILL_outputs):
+    """The network with random weights. outputs: of a task's head."""
     return FILL_network
 
 
