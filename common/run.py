@@ -329,7 +329,7 @@ class Checkpoint:
     def save(self, **values):
         def write():
             owned = {name: each.state_dict() for name, each in self.owned.items()}
-            save_file(self.path, {"values": values, "owned": owned})
+            save_file(self.path, {"values": values, "owned": owned}, keep=True)
 
         with uninterrupted():
             on_main(self.ranks, write)
