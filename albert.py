@@ -674,8 +674,8 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
         print_device_use, progress, reduce_mean, seed_everything, seed_of, send, set_rate, show,
         total_over, training_cost)
     from common.finetune import (
-        Recipe, Tuning, answer_file, data_flags, finetune_job, open_file, open_task, parse_tasks,
-        predict, print_summary, run_jobs, summarise, write_outputs)
+        Recipe, Tuning, answer_file, check_answers, data_flags, finetune_job, open_file, open_task,
+        parse_tasks, predict, print_summary, run_jobs, summarise, write_outputs)
     from common.folder_task import read_spec
     from data import hf_models
     from data.inputs import (
@@ -989,7 +989,8 @@ def pretrain_language_model(source, data, cfg, run):
     start = "from scratch"
     if source:
         start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
-    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, {cfg.steps} steps")
+    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, "
+                      f"{cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks)
@@ -1245,6 +1246,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
 def answer(cfg, command):
     """Predict a file of the user with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
+        on_main(ranks, check_answers, command, cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)

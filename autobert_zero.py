@@ -1685,8 +1685,9 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
         prepare_model, print0, print_device_use, progress, reduce_mean, seed_everything, send,
         set_rate, show, to_host, total_over, training_cost)
     from common.finetune import (
-        LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
-        open_task, parse_tasks, percent, predict, print_summary, run_jobs, shown_name, summarise)
+        LONGEST_FIRST, Recipe, Tuning, answer_file, check_answers, data_flags, fine_tune,
+        finetune_job, open_file, open_task, parse_tasks, percent, predict, print_summary, run_jobs,
+        shown_name, summarise)
     from common.folder_task import export_head, read_spec
     from data.corpus import join
     from data.inputs import (
@@ -1931,7 +1932,8 @@ def pretrain_language_model(source, data, cfg, run):
     start = "from scratch"
     if source:
         start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
-    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, {cfg.steps} steps")
+    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, "
+                      f"{cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks, sequences=2048)
@@ -2090,6 +2092,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
 def answer(cfg, command):
     """--predict: the user's own file, with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
+        on_main(ranks, check_answers, command, cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)

@@ -838,8 +838,9 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
         print_device_use, progress, seed_everything, seed_of, send, set_rate, show, total_over,
         training_cost)
     from common.finetune import (
-        LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
-        open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
+        LONGEST_FIRST, Recipe, Tuning, answer_file, check_answers, data_flags, fine_tune,
+        finetune_job, open_file, open_task, parse_tasks, percent, predict, print_summary, run_jobs,
+        summarise)
     from data import corpus, hf_models
     from data.drawing import scatter
     from data.inputs import (
@@ -1448,6 +1449,7 @@ def finetune(cfg, command):
 def answer(cfg, command):
     """Answer a file of the user with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
+        on_main(ranks, check_answers, command, cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)

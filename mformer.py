@@ -1664,7 +1664,7 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
         layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
         print0, print_device_use, progress, seed_everything, set_rate, show, stop_requested,
         stopping, total_over, training_cost)
-    from common.finetune import answer_folder
+    from common.finetune import ENDINGS, check_answers, keep_answers
     from common.tokenization import load_tokenizer
     from data.images import (
         Pictures, TrainingPictures, count_images, read_spec, save_spec, width_of)
@@ -2125,7 +2125,6 @@ def score_text(scores):
 
 def write_predictions(predictions, path):
     """Write one prediction per line. Returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, "".join(f"{prediction}\n" for prediction in predictions))
     return path
 
@@ -2136,13 +2135,18 @@ def answer(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         arch = parse_arch(cfg.arch, cfg)
-        folder = answer_folder(command, cfg)
+        endings = (*ENDINGS, f".{cfg.languages[1]}")  # of an --out that is a file
+        on_main(ranks, check_answers, command, cfg, endings)
         data = open_data(cfg, ranks)
         file = Path(command.value)
         examples = data.read_examples(file)
         model = cast(extract(source.weights, arch, cfg), cfg, ranks.device)
         predictions = predict_examples(model, examples, data, cfg, ranks)
-        path = on_main(ranks, write_predictions, predictions, folder / data.predictions_file)
+
+        def write(folder):
+            return write_predictions(predictions, folder / data.predictions_file)
+
+        path = on_main(ranks, keep_answers, command, cfg, write, endings)
         print0(ranks, f"{path}: predictions of {cfg.init} for {file}, one per line")
 
 

@@ -241,12 +241,12 @@ def start(config_class, presets, actions, description, check, unread, reads, arg
 
     config_class: frozen dataclass with the fields preset, out, restart and dry_run. presets:
     {preset: {field: value, ACTION: {field: value, ...}}}, where the inner ones apply to that action
-    only. The help shows other inner ones too, such as "task wmt14". --dry_run applies presets["dry_run"] on top. actions: {name: (function, help)}, or
-    (function, help, METAVAR) if the action takes a value. An action is called as function(config,
-    command). check(config, command): raises UserError for other mistakes. unread: {action: {flag
-    or group of flags that it does not read: the flag to use instead, or ""}}. reads: {action: all
-    flags that it reads}, for actions that read few. argv: the words, or None for those of this
-    process.
+    only. The help shows other inner ones too, such as "task wmt14". --dry_run applies
+    presets["dry_run"] on top. actions: {name: (function, help)}, or (function, help, METAVAR) if
+    the action takes a value. An action is called as function(config, command). check(config,
+    command): raises UserError for other mistakes. unread: {action: {flag or group of flags that it
+    does not read: the flag to use instead, or ""}}. reads: {action: all flags that it reads}, for
+    actions that read few. argv: the words, or None for those of this process.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
