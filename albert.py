@@ -676,8 +676,8 @@ if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone h
         print_device_use, progress, reduce_mean, seed_everything, seed_of, send, set_rate, show,
         total_over, training_cost)
     from common.finetune import (
-        Recipe, Tuning, answer_file, data_flags, finetune_job, open_file, open_task, parse_tasks,
-        predict, print_summary, run_jobs, summarise, write_outputs)
+        Recipe, Tuning, answer_file, check_answers, data_flags, finetune_job, open_file, open_task,
+        parse_tasks, predict, print_summary, run_jobs, summarise, write_outputs)
     from common.folder_task import read_spec
     from data import hf_models
     from data.inputs import (
@@ -1000,7 +1000,8 @@ def pretrain_language_model(source, data, cfg, run):
     start = "from scratch"
     if source:
         start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
-    print0(run.ranks, f"{start}; {count_parameters(model):,} parameters, {cfg.steps} steps")
+    print0(run.ranks, f"{run.start_line(start)}; {count_parameters(model):,} parameters, "
+                      f"{cfg.steps} steps")
     model.to(run.ranks.device)
     train_language_model(model, data, cfg, run)
     result = evaluate_language_model(model, data, cfg, run.ranks)
@@ -1138,7 +1139,7 @@ def extend_positions(model, trained, length):
     # Untrained ones slow the training on longer sequences: after 3,000 demo steps of 16 tokens and
     # 1,000 of 128 the held-out loss is 4.46, 4.52, 4.48 with copies and 4.91, 4.90, 4.93 without
     # D28: --init with another --length trains in stages, such as short sequences first. The paper
-    # has only sequences of 512 tokens
+    # trains in one stage, on sequences of 512 tokens, of which 10% are shorter
     trained = trained or length
     if trained >= length:
         return ""
@@ -1243,7 +1244,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
     model = task_model(task, cfg)
     note = start_from(model, source, task.name)
     note += extend_positions(model, source.trained, task.recipe.length)
-    print0(run.ranks, f"{job}: {note}")
+    print0(run.ranks, f"{job}: {run.start_line(note, folder / 'training.pt')}")
     model = move(model, run.ranks.device)
     optimizer = Lamb(
         model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
@@ -1266,6 +1267,7 @@ def train_task(source, task, tokenizer, cfg, run, job):
 def answer(cfg, command):
     """Predict a file of the user with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
+        on_main(ranks, check_answers, command, cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)

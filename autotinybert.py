@@ -17,9 +17,10 @@ Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3
       Table D.1 -> TABLE_D1                    measurements -> tests/claims
 Tour: search_space, leading, Layer, train_step, train_language_model, Predictor, propose, search.
       Skip at first: weights to start from, fine-tuning, the command line.
-There are 24 departures, D1 to D24, where this file differs from the paper or the paper is silent:
+There are 25 departures, D1 to D25, where this file differs from the paper or the paper is silent:
 grep -n '# D[0-9]' autotinybert.py
-A * marks a departure from the released code.
+A * marks a departure from the released code, huawei-noah/Pretrained-Language-Model, AutoTinyBERT at
+0598f02. HAT (Table 3) is Wang et al. 2020, arXiv:2005.14187.
 """
 import copy
 import dataclasses
@@ -50,8 +51,9 @@ from torch import nn
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
-    override presets, and presets override defaults."""
-    preset: str = "demo"  # demo (minutes on two cores) | base (the paper's)
+    override presets, and presets override defaults. The defaults are the preset base. The command
+    line starts from the preset demo."""
+    preset: str = "base"  # demo (minutes on two cores) | base (the paper's)
     out: str = ""  # run folder. Default: runs/autotinybert-ACTION-PRESET
     restart: bool = False  # delete the run in the run folder and start again
     seed: int = 0  # random seed
@@ -229,6 +231,11 @@ VARIANTS = {"hat": "", "ils": "ILS", "sme": "ILS SME", "ebl": "ILS SME EBL"}
 def search_space(cfg):
     """Table B.1: {variable: its choices}. Raises ValueError if a variable has no choices.
 
+    The table has 11.4 million architectures for pre-training (mlm) and 47.5 million for
+    distillation. The text of App. B has 46M and 10M, the other way round. Published architectures
+    are outside the table: S1's d^f of 1054 (5-564-1054-8-512) is not 128 + 4 k, and S5's d^m of 450
+    (5-450-636-6-384) neither.
+
     "attention" pairs heads with d^q|k|v. mlm: fewer heads of full width. distill: all heads,
     narrower. Without SME the heads divide the full d^q|k|v. A search proposes only identical layers
     (Sec. 3.3). HAT's training samples others too.
@@ -382,6 +389,7 @@ class Encoder(nn.Module):
         super().__init__()
         E = embedding or arch.hidden
         self.arch = arch
+        self.trained = 0  # the number of trained positions
         self.token_embedding = nn.Embedding(vocab_size, E)
         self.position_embedding = nn.Embedding(positions, E)
         self.token_type_embedding = nn.Embedding(2, E)
@@ -556,6 +564,7 @@ def extract(model, arch, variant="ebl"):
     parts = {name: leading(weights[name], value.shape).clone()
              for name, value in sub_model.state_dict().items()}
     sub_model.load_state_dict(parts, assign=True)
+    sub_model.encoder.trained = model.encoder.trained
     return sub_model
 
 
@@ -834,8 +843,9 @@ if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone h
         print_device_use, progress, seed_everything, seed_of, send, set_rate, show, total_over,
         training_cost)
     from common.finetune import (
-        LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
-        open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
+        LONGEST_FIRST, Recipe, Tuning, answer_file, check_answers, data_flags, fine_tune,
+        finetune_job, open_file, open_task, parse_tasks, percent, predict, print_summary, run_jobs,
+        summarise)
     from data import corpus, hf_models
     from data.drawing import scatter
     from data.inputs import (
@@ -956,7 +966,9 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
         for sample, arch in enumerate(archs):  # Alg. 1, line 6
             seed_everything(cfg.seed, cfg.arch or "superplm", step, micro, sample)  # dropout
             loss = summed_losses(network, batch, cfg, arch) / totals
-            loss = loss / len(archs)  # the mean over the M sub-models
+            # D25*: the gradient is the mean over the M sub-models. Line 11 of Alg. 1 can also mean
+            # the mean over threads alone, and the released code adds the M gradients
+            loss = loss / len(archs)
             loss.sum().backward()  # Alg. 1, line 9
             losses += loss.detach()
     for value in trained:
@@ -1001,7 +1013,7 @@ def keep(folder, action, model, data, cfg, run, **more):
     """Keep a trained model in a folder that --init reads."""
     settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), **more)
     command = dataclasses.replace(run.command, action=action)
-    keep_model(folder, command, settings, data.tokenizer, model=model)
+    keep_model(folder, command, settings, data.tokenizer, model.encoder.trained, model=model)
 
 
 def train_language_model(model, data, cfg, run, folder):
@@ -1013,6 +1025,7 @@ def train_language_model(model, data, cfg, run, folder):
     """
     ranks = run.ranks
     optimizer = make_optimizer(model.to(ranks.device), cfg.weight_decay)
+    line = extend_positions(model, cfg.length)
     checkpoint = Checkpoint(folder / "training.pt", ranks, model=model, optimizer=optimizer)
     if (folder / "done.json").exists():
         print0(ranks, f"{folder}: it is used again")
@@ -1022,7 +1035,7 @@ def train_language_model(model, data, cfg, run, folder):
     folder.mkdir(parents=True, exist_ok=True)
     begin = checkpoint.restore().get("step", 0)
     parameters = sum(value.numel() for value in model.parameters())
-    print0(ranks, f"{folder.name}: {parameters:,} parameters, {cfg.steps} steps")
+    print0(ranks, f"{folder.name}: {parameters:,} parameters, {cfg.steps} steps{line}")
     pace = Pace(ranks, cfg.steps, cfg.save_every)
     means = Means(ranks)
     speed = None
@@ -1078,8 +1091,9 @@ def train_further(model, data, cfg, run, folder, warmup):
 
 # Weights to start from.
 
-# settings: of the run that made it, {} for a Hugging Face folder. weights: by our names
-Pretrained = namedtuple("Pretrained", "path settings weights arch")
+# settings: of the run that made it, {} for a Hugging Face folder. weights: by our names. trained:
+# the number of trained positions
+Pretrained = namedtuple("Pretrained", "path settings weights arch trained")
 SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from a SuperPLM
 
 
@@ -1114,13 +1128,15 @@ def read_pretrained(path, cfg, command, arch=""):
         record, owned = read_run(
             folder, cfg, command.program, ("search", "superplm", "further_train", "finetune"))
         settings = record["settings"]
-        return Pretrained(folder, settings, owned["model"], parse_arch(settings["arch"]))
+        trained = record.get("trained", settings["length"])
+        return Pretrained(folder, settings, owned["model"], parse_arch(settings["arch"]), trained)
     try:
         sizes = hf_models.bert_sizes(folder, config)
         weights = hf_models.read_bert(folder, sizes[3])
     except ValueError as error:
         raise UserError(f"{folder}: not a supported BERT: {error}") from None
-    return Pretrained(folder, {}, weights, Arch(*sizes))
+    positions = len(weights.get("encoder.position_embedding.weight", ()))
+    return Pretrained(folder, {}, weights, Arch(*sizes), positions)
 
 
 def load_pretrained(cfg, command):
@@ -1216,7 +1232,10 @@ def load_teacher(cfg, command, ranks, tokenizer):
     weights = without_padding(source.weights, tokenizer.vocab_size)
     width = weights["encoder.token_embedding.weight"].shape[1]
     teacher = Encoder(source.arch, tokenizer.vocab_size, 0.0, positions, width)
-    hf_models.load_bert(nn.ModuleDict({"encoder": teacher}), weights, source.path)
+    model = nn.ModuleDict({"encoder": teacher})
+    hf_models.load_bert(model, weights, source.path)
+    teacher.trained = source.trained
+    extend_positions(model, cfg.length)
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
@@ -1232,11 +1251,29 @@ def load_model(source, fit, data, cfg, ranks):
     vocab_size = data.tokenizer.vocab_size
     model = LanguageModel(source.arch, vocab_size, cfg.dropout, fit, positions)
     loaded = hf_models.load_bert(model, without_padding(source.weights, vocab_size), source.path)
+    model.encoder.trained = source.trained
     if data.train or data.tasks:  # not in an export, which also writes a head
-        if source.settings.get("length"):
-            loaded += f"; trained on sequences of {source.settings['length']} tokens"
+        if source.settings:
+            loaded += f"; trained on sequences of {source.trained} tokens"
         print0(ranks, loaded)
     return model
+
+
+@torch.no_grad()
+def extend_positions(model, length):
+    """Copy the rows of the trained positions of a model, unless it is new, to those after them, up
+    to `length`. A training follows, after which these count as trained. Returns a line about it, or
+    "" if there are none."""
+    # D14: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
+    # SQuAD has 384 tokens, as in the released code, and a SuperPLM has --length (D18). The paper
+    # does not mention the positions in between
+    trained = model.encoder.trained
+    model.encoder.trained = max(trained, length)
+    if not 0 < trained < length:
+        return ""
+    rows = model.encoder.position_embedding.weight
+    rows[trained:length] = rows[torch.arange(trained, length) % trained]
+    return f"; positions {trained} to {length - 1} are copies of 0 to {trained - 1}"
 
 
 def new_model(arch, fit, data, cfg):
@@ -1347,7 +1384,6 @@ TABLE_D1 = {
     "RTE": (32, 2e-5, 10, "accuracy"),
     "WNLI": (32, 2e-5, 10, "accuracy"),
 }
-# D14: SQuAD has 384 tokens, as in the released code, so some positions were not pre-trained
 EIGHT = ("SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE")
 MEANS = {"Score": EIGHT, "Avg.": ("SQuAD1.1", *EIGHT)}  # Table 1
 
@@ -1362,14 +1398,16 @@ def recipes():
 
 
 def tuning(model, task, data, cfg, seed):
-    """A TaskModel with a copy of the model's encoder, and its Tuning on the task."""
+    """A TaskModel with a copy of the model's encoder, its Tuning on the task, and the line of
+    extend_positions."""
     # D24*: a fine-tuning is scored after its last step. The paper does not say, and its code takes
     # the best evaluation on dev
     seed_everything(seed, "head", task.name)
     tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
+    line = extend_positions(tuned, task.recipe.length)
     tuned = move(tuned, data.device)
     optimizer = make_optimizer(tuned, cfg.weight_decay)
-    return tuned, Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name))
+    return tuned, Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name)), line
 
 
 def proxy_score(model, name, data, cfg):
@@ -1377,7 +1415,7 @@ def proxy_score(model, name, data, cfg):
     task = data.tasks[name]
     if not task:
         return score_mlm(model, data, cfg)["main"]
-    tuned, how = tuning(model, task, data, cfg, cfg.seed)
+    tuned, how, _ = tuning(model, task, data, cfg, cfg.seed)
     state = fine_tune(tuned, how, cfg, data.device)
     if state["diverged"]:
         raise Diverged(state["diverged"])
@@ -1389,7 +1427,8 @@ def train_task(model, data, cfg, run, job):
     predictions."""
     name, _, number = job.rpartition("-")
     folder = run.folder / "jobs" / job
-    tuned, how = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
+    tuned, how, line = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
+    print0(run.ranks, f"{job}: {model.encoder.arch}{line}")
     result, outputs = finetune_job(tuned, how, cfg, folder, run)
     if outputs:
         keep(folder, "finetune", tuned, data, cfg, run, tasks=name)
@@ -1429,6 +1468,7 @@ def finetune(cfg, command):
 def answer(cfg, command):
     """Answer a file of the user with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
+        on_main(ranks, check_answers, command, cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)

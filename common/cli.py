@@ -105,22 +105,24 @@ def listed(names):
     return ", ".join(f'"{name}"' if "," in name else name for name in names)
 
 
-def shown_default(field, preset, actions):
-    """The help text for a field's default in a preset and, where it differs, in actions."""
+def shown_default(field, preset):
+    """The help text for a field's default in a preset and, where it differs, in the dictionaries in
+    it, {ACTION: {field: value, ...}}."""
     values = {"default": preset.get(field.name, field.default)}
-    for action in actions:
-        values[f"with --{action}"] = preset.get(action, {}).get(field.name, values["default"])
+    for name, more in preset.items():
+        if isinstance(more, dict):
+            values[f"with --{name}"] = more.get(field.name, values["default"])
     words = [f"{name}: {written(value)}" for name, value in values.items()
              if value not in ("", (), None) and value is not False
              and (name == "default" or value != values["default"])]
     return f" ({'; '.join(words)})" if words else ""
 
 
-def add_field(parser, field, comment, preset, actions):
+def add_field(parser, field, comment, preset):
     """Add one field as a flag, with the preset's value in the help. bool fields are switches and
     default to False. tuple[X, X] takes two values, tuple[X, ...] and `tasks` take any number."""
     kind, choices, nargs = kind_of(field)
-    comment += shown_default(field, preset, actions)
+    comment += shown_default(field, preset)
     options = {"default": argparse.SUPPRESS, "help": comment.replace("%", "%%")}
     if kind is bool:
         options["action"] = "store_true"
@@ -175,7 +177,7 @@ def make_parser(config_class, presets, preset, actions, description):
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         comment = field_comments(config_class).get(field.name, "")
-        add_field(groups[title], field, comment, {"preset": preset, **presets[preset]}, actions)
+        add_field(groups[title], field, comment, {"preset": preset, **presets[preset]})
     return parser
 
 
@@ -201,16 +203,16 @@ def parse(config_class, presets, actions, description, argv):
     value = given.pop(f"action_{action}")
     program = Path(inspect.getsourcefile(config_class)).stem
     command = Command(program, action, "" if value is True else value, frozenset(given))
-    return command, make_config(config_class, presets, preset, command, actions, given)
+    return command, make_config(config_class, presets, preset, command, given)
 
 
-def make_config(config_class, presets, preset, command, actions, given):
+def make_config(config_class, presets, preset, command, given):
     """The config of a preset, an action and the given flags."""
     action = command.action
     settings = {"preset": preset}
     for name in (preset, "dry_run") if given.get("dry_run") else (preset,):
         settings |= presets[name] | presets[name].get(action, {})
-    settings = {name: value for name, value in settings.items() if name not in actions}
+    settings = {name: value for name, value in settings.items() if not isinstance(value, dict)}
     settings |= given
     settings["out"] = settings.get("out") or f"runs/{command.program}-{action}-{preset}"
     if settings.get("dry_run"):  # its own folder, always new
@@ -244,12 +246,12 @@ def start(config_class, presets, actions, description, check, unread, reads, arg
 
     config_class: frozen dataclass with the fields preset, out, restart and dry_run. presets:
     {preset: {field: value, ACTION: {field: value, ...}}}, where the inner ones apply to that action
-    only. --dry_run applies presets["dry_run"] on top. actions: {name: (function, help)}, or
-    (function, help, METAVAR) if the action takes a value. An action is called as function(config,
-    command). check(config, command): raises UserError for other mistakes. unread: {action: {flag
-    or group of flags that it does not read: the flag to use instead, or ""}}. reads: {action: all
-    flags that it reads}, for actions that read few. argv: the words, or None for those of this
-    process.
+    only. The help shows other inner ones too, such as "task wmt14". --dry_run applies
+    presets["dry_run"] on top. actions: {name: (function, help)}, or (function, help, METAVAR) if
+    the action takes a value. An action is called as function(config, command). check(config,
+    command): raises UserError for other mistakes. unread: {action: {flag or group of flags that it
+    does not read: the flag to use instead, or ""}}. reads: {action: all flags that it reads}, for
+    actions that read few. argv: the words, or None for those of this process.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:

@@ -49,7 +49,7 @@ def write_json(path, value):
 
 
 def previous(path):
-    """The path of the file before the newest, for save_file."""
+    """The path of the file before the newest, for save_file with keep."""
     return Path(f"{path}.previous")
 
 
@@ -108,10 +108,10 @@ def jsonl(lines):
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def save_file(path, state):
-    """torch.save, whole or not at all. The old file is kept as NAME.previous."""
+def save_file(path, state, keep=False):
+    """torch.save, whole or not at all. keep: keeps the old file as NAME.previous."""
     try:
-        with atomic(path, keep=True) as file:
+        with atomic(path, keep) as file:
             torch.save(state, file)
     except RuntimeError as error:  # torch's error for a full disk
         raise UserError(f"{path}: cannot be written ({error}); "

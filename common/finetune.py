@@ -16,10 +16,14 @@ A fine-tuning command is a list of jobs, each one run of a task. The processes s
 jobs/JOB.json has the metrics of a job, and jobs/JOB/ its predictions and model. TASK/ is a copy of
 the median job's folder.
 """
+import csv
 import dataclasses
+import hashlib
+import io
 import math
 import shutil
 import statistics
+import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -31,7 +35,7 @@ from common.cli import Diverged, Stop, UserError
 from common.distributed import (
     Pace, Ranks, autocast, job_progress, prefetch, print0, seed_everything, send, set_rate, show,
     to_host)
-from common.files import existing, read_json
+from common.files import existing, read_json, write_atomic, write_json
 from common.folder_task import FolderName
 from common.run import Checkpoint, share_out
 from common.tasks import Recipe, Task, batches
@@ -45,6 +49,8 @@ SQUADS = ("SQuAD1.1", "SQuAD2.0")
 CORRELATIONS = "pearson", "spearman", "pearson+spearman", "matthews"  # 0 for a constant
 NEAR = 0.05  # a correlation that counts as 0
 OWN_EPOCHS = 3  # passes over a user's own task, BERT's
+ENDINGS = (".tsv", ".csv", ".txt", ".json")  # of an --out of --predict that is a file, not a folder
+RECORD = "predicted.json"  # in a folder of predictions: their origin, and a hash of each file
 
 
 def parse_tasks(text, recipes, cfg, groups=()):
@@ -134,6 +140,16 @@ def open_task(name, cfg, tokenizer, recipes, kinds=None, search=False):
         if cfg.train_examples and (split == "train" or cfg.dry_run):
             source.examples[split] = kind.choose(examples, cfg.train_examples)
     return kind(name, source, tokenizer, recipe)
+
+
+def training_texts(names, cfg):
+    """The different texts of the training examples of tasks, in order."""
+    texts = {}
+    for name in names:
+        kind = task_class(name)
+        for example in kind.read(name, data_folder(name, cfg), search=True).examples["train"]:
+            texts |= dict.fromkeys(kind.texts(example))
+    return [*texts]
 
 
 def task_files(names, flag, folder, search):
@@ -333,30 +349,81 @@ def open_file(command, cfg, tokenizer, recipes, kinds=None, name=""):
     return kind(name, kind.read_file(name, path, cfg.init), tokenizer, recipe)
 
 
-def answer_folder(command, cfg):
-    """The folder for the predictions of --predict: --out, or MODEL-predictions/FILE next to the
-    model. UserError if it contains the input file, or is the model's own."""
-    path = Path(command.value)
+def answer_path(command, cfg):
+    """The path for the predictions of --predict: --out, or MODEL-predictions/FILE next to the
+    model."""
     model = Path(cfg.init)
     if model.name in ("", ".."):  # such as "."
         model = model.resolve()
-    folder = model.with_name(f"{model.name}-predictions") / path.stem
-    if "out" in command.given:
-        folder = Path(cfg.out)
-    if folder.resolve() == path.resolve().parent:
-        raise UserError(f"--out {folder}: {path.name} is in it; choose another folder")
-    if folder.resolve() == model.resolve():
-        raise UserError(f"--out {folder}: it has the model and the predictions of its run; choose "
-                        "another folder")
-    return folder
+    folder = model.with_name(f"{model.name}-predictions") / Path(command.value).stem
+    return Path(cfg.out) if "out" in command.given else folder
+
+
+def is_file_name(path, endings):
+    """Whether --predict writes one file, not a folder."""
+    return not path.is_dir() and (path.suffix.lower() in endings or path.exists())
+
+
+def origin_of(command, cfg):
+    """The model and the file of predictions."""
+    return {"model": str(Path(cfg.init).resolve()), "file": str(Path(command.value).resolve())}
+
+
+def hashes(folder):
+    """{name: hash} of the files in a folder of predictions, without RECORD and hidden files."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files if path.name != RECORD and path.name[0] != "."}
+
+
+def check_answers(command, cfg, endings=ENDINGS):
+    """UserError if the predictions of --predict would replace anything but earlier ones of the same
+    file by the same model. Call it before the work."""
+    path = answer_path(command, cfg)
+    if is_file_name(path, endings):
+        if path.exists():
+            raise UserError(f"--out {path}: it exists already; choose another name")
+        return
+    if (path / "config.json").exists():
+        raise UserError(f"--out {path}: it has a run or a model; choose another folder")
+    record = read_json(path / RECORD) if (path / RECORD).exists() else {}
+    origin = record.get("origin", origin_of(command, cfg))
+    if origin != origin_of(command, cfg):
+        raise UserError(f"{path}: it has the predictions for {origin['file']} by "
+                        f"{origin['model']}; choose another --out")
+    for name, content in hashes(path).items():
+        if record.get("files", {}).get(name) != content:
+            raise UserError(f"{path / name}: --predict has not written this file; choose another "
+                            "--out")
+
+
+def keep_answers(command, cfg, write, endings=ENDINGS):
+    """Write the predictions of --predict: write(folder) writes files and returns the path of the
+    first, of which alone a file of --out has the content. Returns the path."""
+    path = answer_path(command, cfg)
+    if not is_file_name(path, endings):
+        path.mkdir(parents=True, exist_ok=True)
+        first = write(path)
+        write_json(path / RECORD, {"origin": origin_of(command, cfg), "files": hashes(path)})
+        return first
+    with tempfile.TemporaryDirectory() as folder:
+        first = write(Path(folder))
+        text = first.read_text(encoding="utf-8")
+    if path.suffix.lower() == ".csv" and first.suffix == ".tsv":
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows(
+            line.split("\t") for line in text.split("\n")[:-1])
+        text = table.getvalue()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text)
+    return path
 
 
 def answer_file(command, cfg, task, outputs):
     """Write the predictions for open_file's task. Returns a line that names the file."""
-    folder = answer_folder(command, cfg)
-    folder.mkdir(parents=True, exist_ok=True)
     split, = task.examples
-    return f"{task.write(split, outputs, folder)}: predictions of {cfg.init} for {command.value}"
+    path = keep_answers(command, cfg, lambda folder: task.write(split, outputs, folder))
+    return f"{path}: predictions of {cfg.init} for {command.value}"
 
 
 # Several runs of several tasks

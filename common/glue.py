@@ -269,13 +269,9 @@ def write_submission(folder, task, outputs, split):
 
 
 def write_cells(path, cells):
-    """Write one prediction per line, after its number. Returns the path. UserError if another kind
-    of file has its name, such as a user's own test.tsv."""
-    header = "index\tprediction\n"
-    if path.exists() and not path.read_bytes().startswith(header.encode()):
-        raise UserError(f"{path}: exists, and is no file of predictions; choose another --out")
+    """Write one prediction per line, after its number. Returns the path."""
     lines = [f"{index}\t{cell}\n" for index, cell in enumerate(cells)]
-    write_atomic(path, header + "".join(lines))
+    write_atomic(path, "index\tprediction\n" + "".join(lines))
     return path
 
 

@@ -83,6 +83,20 @@ def identity(record):
     return {key: record.get(key) for key in KIND} | record.get("asked", {})
 
 
+def is_plain(name):
+    """Whether a name is that of a file or folder, not a path or a pattern."""
+    return name not in ("", ".", "..") and not {*name} & {*"/\\*?["}
+
+
+def remove_copies(folder, files):
+    """Delete these files, relative to a folder, and then its empty folders."""
+    for file in files:
+        (folder / file).unlink(missing_ok=True)
+    for path in [*sorted(folder.rglob("*"), reverse=True), folder]:
+        if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
+
+
 class Result(dict):
     """The result of the finished run in a folder. Raises UserError for a missing key."""
 
@@ -153,7 +167,7 @@ class RunFolder:
         if computed and difference:
             raise UserError(f"{self.folder}: {difference}")
         if restart:
-            self._clear({*WRITES, *old.get("writes", ())})  # may have had other tasks
+            self._clear({*WRITES, *self._earlier_tasks(old)})
         elif difference:  # data.inputs.open_corpus replaces a corpus that was made from other text
             self._clear({*WRITES} - {"corpus"})
         elif computed:
@@ -213,14 +227,32 @@ class RunFolder:
                 "if the number of processes differs), choose another --out, or --restart to begin "
                 f"again{self.hint}")
 
+    def _earlier_tasks(self, old):
+        """What the run in the folder writes, which may have had other tasks."""
+        names = {*old.get("writes", ())} - {*self.writes}
+        for name in names:
+            if not is_plain(name):
+                raise UserError(f"{self.folder / 'config.json'}: writes: {name!r} is not the plain "
+                                "name of a file in the folder, so --restart does not delete it; "
+                                "correct it, or choose another --out")
+        return names
+
     def _clear(self, names):
-        """Delete these names and `writes`. Removes links, not their targets."""
-        for name in (*names, *self.writes):
+        """Delete these names and `writes`. Removes links, not their targets. Of TASK/, a copy of a
+        folder in jobs/, only the copied files."""
+        jobs = [path for path in self.folder.glob("jobs/*") if path.is_dir()]
+        copied = {path.relative_to(job)
+                  for job in jobs for path in job.rglob("*") if not path.is_dir()}
+        tasks = self.record["action"] == "finetune"
+        # jobs/ after its copies, since a kill may come in between
+        for name in sorted({*names, *self.writes}, key=lambda name: name in WRITES):
             for path in self.folder.glob(name):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
+                if path.is_symlink() or not path.is_dir():
                     path.unlink()
+                elif tasks and name not in WRITES:
+                    remove_copies(path, copied)
+                else:
+                    shutil.rmtree(path)
 
     def _append(self, record):
         with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
@@ -252,6 +284,12 @@ class RunFolder:
                 if value != asked[name]}
             self.record |= facts
             write_json(self.folder / "config.json", self.record)
+
+    def start_line(self, start, checkpoint=None):
+        """The line on the start of a training: `start`, or if there is a checkpoint (default: the
+        run's) that the training continues."""
+        path = checkpoint or self.folder / "checkpoint.pt"
+        return f"continues from {path}" if path.exists() else start
 
     def finished(self):
         """The result of finish(), or None for an unfinished run."""
@@ -291,7 +329,7 @@ class Checkpoint:
     def save(self, **values):
         def write():
             owned = {name: each.state_dict() for name, each in self.owned.items()}
-            save_file(self.path, {"values": values, "owned": owned})
+            save_file(self.path, {"values": values, "owned": owned}, keep=True)
 
         with uninterrupted():
             on_main(self.ranks, write)

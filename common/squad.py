@@ -365,6 +365,10 @@ class SquadTask(tasks.Task):
         return tasks.Source({split: load(path) for split, path in paths.items()}, paths["dev"])
 
     @staticmethod
+    def texts(example):
+        return example.text, example.context
+
+    @staticmethod
     def read_file(name, path, model):
         """With the model's threshold for "no answer"."""
         kept = Path(model, THRESHOLD)

@@ -94,6 +94,11 @@ class Task:
         """`count` examples of a split."""
         return examples[:count]
 
+    @staticmethod
+    def texts(example):
+        """The texts of an example."""
+        return example.texts
+
     def standard_error(self, score):
         """The standard error of a score over the dev examples: exact for accuracy, an upper bound
         for a mean of fractions such as F1, an approximation for a correlation."""

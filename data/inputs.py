@@ -2,6 +2,7 @@
 tokenizer and token files."""
 import dataclasses
 import os
+import tempfile
 from collections import namedtuple
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import torch
 from common.cli import UserError, written
 from common.files import read_json
 from common.distributed import on_main, print0
-from common.finetune import is_demo, task_files
+from common.finetune import is_demo, task_files, training_texts
 from common.folder_task import FolderName, read_folder
 from common.tokenization import FAST, load_tokenizer
 from data import images, race, translation
 from data.corpus import Corpus
 from data.demo import make_demo
-from data.text import make_corpus, text_files
+from data.text import make_corpus, text_files, train_sentencepiece
 
 DEMO = Path(__file__).resolve().parent / "demo"
 NEAR = 0.02  # above a baseline: the model has learned little more
@@ -89,6 +90,21 @@ def open_corpus(ranks, folder, corpus, *, tokenizer, vocab_size, held_out, init,
         on_main(ranks, check_vocabulary, Path(init), loaded)
     on_main(ranks, loaded.save, folder)
     return Data(ranks.device, loaded, train, dev)
+
+
+def train_vocabulary(names, cfg, path, given):
+    """Train a vocabulary on the training text of tasks, unless the file exists. It has fewer than
+    --vocab_size tokens if the text does not allow more and the flag is not given."""
+    if path.exists():
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "text.txt")
+        file.write_text("\n".join(training_texts(names, cfg)), encoding="utf-8")
+        try:
+            train_sentencepiece([file], path, cfg.vocab_size, exact="vocab_size" in given)
+        except UserError as error:
+            place = f"the training text of {', '.join(names)}"
+            raise UserError(str(error).replace(str(file), place)) from None
 
 
 def check_size(tokenizer, vocab_size, given):

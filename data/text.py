@@ -164,8 +164,9 @@ def sample_lines(files, lower):
                 yield preprocess(line) if lower else line.strip()
 
 
-def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1):
-    """Train a unigram model on text files or folders. Returns out_path, the file to write.
+def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1, exact=True):
+    """Train a unigram model on text files or folders. Returns out_path, the file to write. exact:
+    False for fewer tokens than vocab_size, if the text does not allow more.
 
     Ids: 0 <pad>, 1 <unk>, 2 [CLS], 3 [SEP], 4 [MASK]. Settings are ALBERT's, with two differences:
     - ALBERT's vocabulary has ( ) " - . – £ € as user-defined symbols. Here they are ordinary
@@ -179,7 +180,7 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
     """
     files = text_files(files)
     try:  # in another process, since SentencePiece ignores signals
-        train = partial(sentencepiece_model, vocab_size, lower, threads)
+        train = partial(sentencepiece_model, vocab_size, lower, threads, exact)
         model, = in_order(train, [files], 1)
     except (RuntimeError, ValueError) as error:
         fault = vocabulary_fault(vocab_size, fitting_vocabulary(files), error)
@@ -200,7 +201,7 @@ def vocabulary_fault(vocab_size, fitting, error):
     return f"no --vocab_size {vocab_size} can be trained on this text: {error}"
 
 
-def sentencepiece_model(vocab_size, lower, threads, files):
+def sentencepiece_model(vocab_size, lower, threads, exact, files):
     """The model (bytes) that SentencePiece trains on text files."""
     lines = list(filter(None, sample_lines(files, lower)))
     if not lines:
@@ -214,7 +215,7 @@ def sentencepiece_model(vocab_size, lower, threads, files):
         vocab_size=vocab_size, character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
         control_symbols=["[CLS]", "[SEP]", "[MASK]"], pretokenization_delimiter=DELIMITER,
         num_threads=threads, input_sentence_size=10_000_000, max_sentence_length=1 << 20,
-        minloglevel=2)
+        hard_vocab_limit=exact, minloglevel=2)
     return model.getvalue()
 
 

@@ -307,6 +307,16 @@ def line(number, text, score, diverged=False):
     return {"id": number, "arch": text, "score": score, "diverged": diverged}
 
 
+def test_with_the_papers_alpha_operations_are_almost_equally_probable():
+    """D9, as the docstring of the file says."""
+    rng = random.Random(0)
+    priority = abz.OperationPriority([], abz.Config())
+    for operation in abz.OPS:
+        priority.samples[0, operation] = [rng.gauss(0.8, 0.03) for _ in range(20)]
+    chances = priority.probabilities(abz.OPS, 0)
+    assert chances == pytest.approx([0.1] * 10, abs=0.002)
+
+
 def test_ucb_is_equation_3():
     scores = abz.ucb([[1.0, 0.5, 0.5, 1.0], [0.5], []], alpha=0.1)
     bonus = 0.1 * math.sqrt(2 * math.log(5))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import filled
-from small_runs import ALONE, RUNS, TRAINED, call, next_command, write
+from small_runs import ALONE, REVIEWS, RUNS, TRAINED, call, next_command, write
 from torch.testing import assert_close
 
 import autobert_zero as abz
@@ -196,8 +196,38 @@ def test_an_exported_network_cuts_its_inputs_as_predict_does(
     assert_close(torch.cat(logits), predicted[0])
 
 
+@pytest.mark.parametrize("task, flags, size", [
+    ("reviews", "", 25),  # as many as the text allows
+    ("reviews", "--vocab_size 24", 24),
+    ("SQuAD1.1,CoLA", "--glue {glue} --squad {squad} --vocab_size 200", 200),
+])
+def test_without_a_corpus_the_vocabulary_is_of_the_tasks_own_training_text(
+        task, flags, size, works, monkeypatch, capsys):
+    """No demo data are read."""
+    monkeypatch.delattr("data.inputs.make_demo")
+    for split in ("train", "dev"):
+        write(f"reviews/{split}.csv", REVIEWS[split])
+    few = "--finetune_epochs 1 --runs 1 --finetune_length 64 --layers 1 --hidden 16 --ffn 16"
+    tune = f"autobert_zero --finetune {task} {flags} {few} --heads 2 --arch conv3 --device cpu"
+    works(f"{tune} --out run")
+    tokenizer = load_tokenizer(Path("run", task.split(",")[-1]))
+    told = f"a vocabulary of {tokenizer.vocab_size} tokens, from the training text of"
+    assert told in capsys.readouterr().out
+    assert tokenizer.unk_id not in tokenizer.encode("it broke")
+    assert tokenizer.vocab_size == read_json("run/config.json")["settings"]["vocab_size"]
+    assert tokenizer.vocab_size == size
+
+
+def test_a_vocabulary_that_the_tasks_do_not_allow_is_told(monkeypatch, capsys):
+    for split in ("train", "dev"):
+        write(f"reviews/{split}.csv", REVIEWS[split])
+    assert call("autobert_zero --finetune reviews --vocab_size 999 --out run", monkeypatch) == 2
+    line = capsys.readouterr().err
+    assert "the training text of reviews: --vocab_size" in line and "is the largest" in line
+
+
 def test_recipes_are_the_papers():
-    recipes = abz.recipes(abz.Config(preset="base"))
+    recipes = abz.recipes(abz.Config())
     rte = recipes["RTE"]
     assert (rte.epochs, rte.lr, rte.warmup) == (3, 2e-5, 0.01)  # App. D.1
     for task, epochs, batch in (("SQuAD1.1", 3, 32), ("SQuAD2.0", 2, 48)):  # App. D.2

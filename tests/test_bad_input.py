@@ -19,6 +19,7 @@ import torch
 from conftest import filled
 from small_runs import ARCH, FEW, SEARCHES, TRAINED, TUNED, call, write
 
+from common.files import read_json
 from common.run import PREPARED
 
 
@@ -45,6 +46,14 @@ def edit(name, how):
 
 def drop(name):
     return lambda here, ready: (here / name).unlink()
+
+
+def add_writes(name):
+    """Name one more file that --restart would delete."""
+    def change(here, ready):
+        config = read_json(here / "config.json")
+        write(here / "config.json", {**config, "writes": [*config["writes"], name]})
+    return change
 
 
 def broken(here, ready):
@@ -166,6 +175,9 @@ TABLE = [
      ALBERT),
     (TRAINED["albert"], "not a run folder", put("out/log.jsonl", "theirs")),
     (TUNED.replace("{glue}", "typo") + " --restart", "typo", copy("tuned", to="out")),  # mistyped
+    *[(f"{TUNED} --restart", f"config.json: writes: {name!r} is not the plain",
+       copy("tuned", add_writes(name), to="out"), put("precious/a.txt", "theirs"))
+      for name in ("../precious", "*", "/precious", "..", "a/b", "[a]")],
     # flags (more in test_cli.py)
     ("albert --pretrain --corpus {corpus} --device cuda:99", "device cuda:99"),
     ("albert --pretrain --corpus {corpus} --hidden 30 --heads 4", "hidden 30"),
@@ -291,6 +303,19 @@ def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(
     assert all((out / name).read_text() == "theirs" for name in theirs)
     assert (tmp_path / "theirs/a.json").exists()
     assert not (out / "config.json.partial-7").exists()
+
+
+def test_restart_keeps_a_users_files_in_the_folder_of_a_task(ready, works, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(ready["tuned"], out)
+    theirs = [out / "CoLA/notes.txt", out / "CoLA/plots/a.png"]
+    for path in theirs:
+        write(path, "theirs")
+    write(out / "CoLA/training.pt.partial-7", "torn")
+    assert (out / "CoLA/checkpoint.pt").exists()
+    works(f"{TUNED.replace('CoLA', 'RTE')} --restart --out {{out}}", out=out)
+    assert sorted(path for path in (out / "CoLA").rglob("*") if path.is_file()) == sorted(theirs)
+    assert (out / "RTE/checkpoint.pt").exists()
 
 
 def test_a_vocabulary_of_equal_size_and_other_subwords_is_refused(ready, fails, works):

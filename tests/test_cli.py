@@ -57,6 +57,21 @@ def test_the_help_has_what_the_preset_sets_for_each_action(capsys):
     assert "a switch" in printed and "a switch (" not in printed
 
 
+def test_the_help_of_mformer_has_what_a_run_of_each_task_takes(capsys):
+    module = importlib.import_module("mformer")
+    taken = {}
+    for task in ("cifar10", "wmt14"):
+        flags = ["--train", "--task", task]
+        _, taken[task] = cli.parse(
+            module.Config, module.presets_of(flags), module.ACTIONS, "a test", flags)
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"with --task wmt14: {taken['wmt14'].vocab_size})" in printed
+    steps = taken["cifar10"].steps, taken["wmt14"].steps
+    assert "(default: {}; with --task wmt14: {})".format(*steps) in printed
+
+
 def test_a_dry_run_overrides_the_preset_and_stays_out_of_the_folder_of_the_real_one():
     _, config = parse("--tune a --out x/ --batch 7 --dry_run")
     assert config == Config(out="x-dry", restart=True, dry_run=True, batch=7, lr=0.5)
@@ -163,6 +178,18 @@ def test_the_tables_of_read_flags_name_actions_and_flags(file):
         assert table.keys() <= module.ACTIONS.keys()
         for names in table.values():
             assert {*names} <= known
+
+
+@pytest.mark.parametrize("file, others", [
+    ("albert", set()), ("autobert_zero", set()), ("autotinybert", set()),
+    ("mformer", {"batch", "accumulate"})])  # of one GPU
+def test_the_defaults_are_the_preset_base(file, others):
+    module = importlib.import_module(file)
+    defaults = dataclasses.asdict(module.Config())
+    base = module.presets_of([])["base"] if file == "mformer" else module.PRESETS["base"]
+    assert defaults["preset"] == "base"
+    for name, value in base.items():
+        assert name in others or isinstance(value, dict) or value == defaults[name]
 
 
 def test_the_title_of_a_group_may_have_two_lines():

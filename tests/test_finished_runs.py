@@ -37,6 +37,17 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, works, capsys):
     assert {*Path().rglob("*")} > before
 
 
+@pytest.mark.parametrize("run", TRAINED)
+def test_a_training_that_continues_does_not_say_from_scratch(run, ready, works, capsys):
+    shutil.copytree(ready[run], "run")
+    Path("run/done.json").unlink()
+    works(f"{TRAINED[run]} --out run")
+    printed = capsys.readouterr().out
+    assert "from scratch" not in printed
+    if run != "autotinybert":  # never says how a training starts
+        assert "continues from run/checkpoint.pt; " in printed
+
+
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_result_of_an_older_version_ends_in_one_line(program, ready, monkeypatch, capsys):
     shutil.copytree(ready[program], "run")
@@ -94,7 +105,7 @@ def test_a_task_that_starts_from_mnli_keeps_the_number_of_trained_positions(
 
 
 @pytest.mark.parametrize("program, trained, longer", [
-    ("albert", 60, 64), ("autobert_zero", 64, 80)])
+    ("albert", 60, 64), ("autobert_zero", 64, 80), ("autotinybert", 48, 64)])
 def test_inputs_longer_than_in_training_start_from_copies_of_trained_positions(
         program, trained, longer, ready, works, capsys):
     """A model that was fine-tuned on such inputs has trained all their positions."""

@@ -9,7 +9,7 @@ from small_runs import FEW, REVIEWS, call, next_command, write
 from common import folder_task, metrics
 from common.files import read_json, write_json
 from common.cli import Command, UserError
-from common.finetune import answer_folder, parse_tasks
+from common.finetune import answer_path, parse_tasks
 from common.tasks import Recipe
 from common.tokenization import load_tokenizer
 
@@ -240,26 +240,52 @@ def test_a_name_without_folder_or_that_something_else_has_is_refused(text, messa
 def test_predictions_are_next_to_the_model_as_it_was_named(model, folder, tmp_path):
     command = Command("albert", "predict", "my/new.csv")
     expected = folder.format(here=tmp_path)
-    assert str(answer_folder(command, SimpleNamespace(init=model))) == expected
+    assert str(answer_path(command, SimpleNamespace(init=model))) == expected
 
 
-@pytest.mark.parametrize("out, message", [
-    ("mine", "mine/test.tsv: exists, and is no file of predictions"),
-    ("run/reviews", "--out run/reviews: it has the model"),
-])
-def test_predictions_replace_no_file_of_another_kind(
-        out, message, works, monkeypatch, capsys):
-    make("reviews")
-    write("new.csv", "text\nGood.\n")
-    works(f"albert --finetune reviews --init {{albert}} --out run {FEW}")
-    theirs = write("mine/test.tsv", "text\tlabel\nGood.\tpleased\n")
-    before = theirs.read_text(), Path("run/reviews/dev.tsv").read_text()
-    predict = "albert --predict new.csv --init run/reviews --out"
-    assert call(f"{predict} {out}", monkeypatch) == 2
-    assert message in capsys.readouterr().err
-    assert (theirs.read_text(), Path("run/reviews/dev.tsv").read_text()) == before
-    for _ in range(2):  # its own file may be replaced
-        works(f"{predict} fresh")
+def test_predictions_replace_nothing_but_earlier_ones_of_the_same_file(
+        ready, monkeypatch, capsys):
+    """Nor with the files of other tasks, which it would not replace."""
+    write("a/new.tsv", "sentence\nGood.\n")
+    write("b/new.tsv", "sentence\nIt broke.\n")
+    write("a/new.en", "Good.\n")
+    write("b/new.en", "It broke.\n")
+    for program, model, ending in (("albert", ready["tuned"] / "CoLA", "tsv"),
+                                   ("mformer", ready["mformer"], "en")):
+        def ends(status, words="", folder="a", program=program, model=model, ending=ending):
+            command = f"{program} --predict {folder}/new.{ending} --init {model} --device cpu"
+            assert call(f"{command} {words}", monkeypatch) == status
+            return capsys.readouterr().err
+
+        for name in ("test.tsv", "CoLA.tsv", "classes.txt", "translations.de", "notes"):
+            theirs = write(f"{program}-theirs/{name}", "theirs")
+            line = ends(2, f"--out {theirs.parent}")
+            assert f"{theirs}: --predict has not written this file" in line
+            assert f"--out {theirs}: it exists already" in ends(2, f"--out {theirs}")
+            assert theirs.read_text() == "theirs"
+            theirs.unlink()
+        assert "it has a run or a model" in ends(2, f"--out {ready['albert']}")
+        out = Path(f"{program}-out")
+        for _ in range(2):
+            ends(0, f"--out {out}")
+        assert "it has the predictions for" in ends(2, f"--out {out}", folder="b")
+        answers = next(path for path in out.iterdir() if path.name != "predicted.json")
+        answers.write_text("edited")
+        assert "has not written this file" in ends(2, f"--out {out}")
+        assert answers.read_text() == "edited"
+
+
+def test_a_file_name_in_out_is_a_file_of_predictions(ready, works):
+    write("new.tsv", "sentence\nGood.\nIt broke.\n")
+    write("new.en", "Good.\nIt broke.\n")
+    predict = f"albert --predict new.tsv --init {ready['tuned']}/CoLA --device cpu --out"
+    for out in ("p.csv", "new/p.TSV", "folder"):
+        works(f"{predict} {out}")
+    lines = Path("folder/CoLA.tsv").read_text()
+    assert Path("new/p.TSV").read_text() == lines
+    assert Path("p.csv").read_text() == lines.replace("\t", ",")
+    works("mformer --predict new.en --init {mformer} --device cpu --out p.de")
+    assert Path("p.de").read_text().count("\n") == 2
 
 
 @pytest.mark.parametrize("predictions, labels, expected", [

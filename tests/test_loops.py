@@ -243,6 +243,21 @@ def test_new_positions_are_copies_of_those_that_the_model_was_trained_on(file):
     assert file.extend_positions(model, 5, 5) == ""
 
 
+def test_new_positions_of_a_student_are_copies_too():
+    """D14 of autotinybert.py. A new model has no trained positions. A part has those of its
+    SuperPLM."""
+    model = autotinybert.LanguageModel(autotinybert.parse_arch("2-16-32-2-16"), 60)
+    before = model.encoder.position_embedding.weight.detach().clone()
+    assert autotinybert.extend_positions(model, 5) == ""
+    part = autotinybert.extract(model, autotinybert.parse_arch("1-8-8-1-8"))
+    assert "positions 5 to 12 are copies of 0 to 4" in autotinybert.extend_positions(part, 13)
+    after = part.encoder.position_embedding.weight
+    assert torch.equal(model.encoder.position_embedding.weight, before)
+    for position in range(13):
+        assert torch.equal(after[position], before[position % 5, :8])
+    assert (model.encoder.trained, part.encoder.trained) == (5, 13)
+
+
 @pytest.mark.parametrize("make", STEPS[:3])
 def test_embeddings_are_sums_of_those_of_tokens_positions_and_types(make):
     _, model, _, batch, *_ = make()

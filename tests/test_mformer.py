@@ -187,6 +187,24 @@ def test_table_5_is_what_the_papers_rules_give(task, name, printed):
         assert 0.93 < flops / gigaflops <= 1.005
 
 
+PARAMETERS = """
+cifar10 mformer       19.27
+cifar10 cosformer*    24.36
+cifar10 transformer*  24.19
+wmt14   mformer      128.1
+wmt14   cosformer*   134.3
+wmt14   transformer* 155.3
+"""
+
+
+@printed_rows(PARAMETERS)
+def test_all_parameters_of_the_published_networks(task, name, printed):
+    """D32, which says how they differ from the tables."""
+    cfg = paper(task)
+    total = sum(mf.count_parts(mf.parse_arch(name, cfg), cfg).values())
+    assert printed == [round(total / 1e6, 2 if task == "cifar10" else 1)]
+
+
 @printed_rows(TABLES_3_AND_4)
 def test_architectures_of_tables_3_and_4(task, name, printed):
     cfg = paper(task)
@@ -380,6 +398,15 @@ def test_pruning_keeps_the_important_features_and_the_types():
     assert searched == ["layers", "hidden", "types"]
     assert mf.space_size(pruned) == 2 * (2 ** 2 + 2 ** 3)
     assert pruned["ffn"] == (48,)  # the better one
+
+
+@pytest.mark.parametrize("task, lists", [
+    ("cifar10", "types layers ffn heads hidden layers types hidden heads ffn"),
+    ("wmt14", "decoder_layers cross_heads types decoder_ffn "
+     "decoder_layers decoder_heads connect cross_heads ffn"),
+])
+def test_base_keeps_the_features_of_section_7(task, lists):
+    assert paper(task).keep == len({*lists.split()})  # D7
 
 
 def history_line(arch):
@@ -619,7 +646,7 @@ def test_the_command_after_a_training_reads_what_there_is(settings, words):
     (dict(), "cifar10"), (dict(images="a"), "images"), (dict(task="wmt14"), "wmt14")])
 def test_the_run_folder_is_named_by_the_data(settings, name):
     cfg = mf.resolve(mf.Config(**settings), mf.cli.Command("mformer", "search"), ALONE, None)
-    assert cfg.out == f"runs/mformer-search-{name}-demo"
+    assert cfg.out == f"runs/mformer-search-{name}-base"
 
 
 @pytest.mark.parametrize("scores, near", [

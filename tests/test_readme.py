@@ -11,13 +11,14 @@ from pathlib import Path
 import bench
 import pytest
 from conftest import ROOT, slow
-from small_runs import write
+from small_runs import ALONE, write
+from torch.testing import assert_close
 
 import albert
 import autobert_zero as abz
 from common import cli, distributed
 from data import prepare
-from data.images import read_npz
+from data.images import Pictures, load_cifar10, read_npz
 
 PAPERS = ("autobert_zero", "autotinybert", "albert", "mformer")
 PAGES = [
@@ -143,18 +144,29 @@ def test_days_and_memory():
 
 
 @pytest.mark.parametrize("page", ["README.md", "MANUAL.md"])
-def test_python_of_the_pages_runs(page, ready):
+def test_python_of_the_pages_runs(page, ready, works):
     """A model of albert.py, sentence states of a trained one, and a network of mformer.py."""
     text = (ROOT / page).read_text(encoding="utf-8")
     names = {}
+    if page == "MANUAL.md":
+        works("mformer --train --cifar10 {cifar10} --arch 'layers=1 hidden=16 ffn=16 heads=1 "
+              "types=linear' --batch 8 --steps 1 --device cpu")
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        code = code.replace("runs/128", str(ready["albert"]))
-        exec(code.replace("runs/mformer-train-cifar10-demo", str(ready["mformer"])), names)
+        exec(code.replace("runs/128", str(ready["albert"])), names)
     if page == "README.md":
         assert all(value.isfinite().all() for value in names["model"].parameters())
     else:
         assert names["states"].shape[:2] == names["ids"].shape
-        assert all(value.isfinite().all() for value in names["network"].parameters())
+        check_images(names, ready["cifar10"])
+
+
+def check_images(names, folder):
+    """The manual's lines about a network for images normalise as --predict does."""
+    images, _ = load_cifar10(folder, "test")
+    expected = Pictures(ALONE, 32, names["spec"]).pixels(images)
+    assert_close((images / 255 - names["mean"]) / names["deviation"], expected)
+    assert names["logits"].shape == (2, 10)
+    assert {*names["classes"]} <= {*names["spec"]["classes"]}
 
 
 def python_of_data(word):

@@ -103,7 +103,8 @@ def settings(seed, glue=""):
     """The Config of a candidate of the demo's search with two layers."""
     preset = {**abz.PRESETS["demo"], **abz.PRESETS["demo"]["search"]}
     flat = {name: value for name, value in preset.items() if not isinstance(value, dict)}
-    return abz.Config(**{**flat, "layers": 2, "seed": seed, "glue": str(glue), "dtype": "float32"})
+    flat |= {"preset": "demo", "layers": 2, "seed": seed, "glue": str(glue), "dtype": "float32"}
+    return abz.Config(**flat)
 
 
 @functools.cache
