@@ -1018,11 +1018,9 @@ def keep(folder, action, model, data, cfg, run, **more):
 
 def train_language_model(model, data, cfg, run, folder):
     """Train a model on text, in place, and keep it in a folder: the SuperPLM (Alg. 1) or, with
-    cfg.arch, one architecture as usual (Sec. 3.6). Loads a model that exists.
-
-    Raises Diverged. After SIGTERM it saves the state in FOLDER/training.pt and raises Stop. The
-    host waits for a GPU only to log, evaluate and save.
-    """
+    cfg.arch, one architecture as usual (Sec. 3.6). Loads a model that exists. Raises Diverged.
+    After SIGTERM it saves the state in FOLDER/training.pt and raises Stop. The host waits for a GPU
+    only to log, evaluate and save."""
     ranks = run.ranks
     optimizer = make_optimizer(model.to(ranks.device), cfg.weight_decay)
     line = extend_positions(model, cfg.length)

@@ -151,6 +151,7 @@ LIMIT_FRACTION = 0.9
 UNTIMED = 5  # runs before the timed ones, as in HAT
 FEWEST = 20  # sub-nets that the rankers need
 FEWEST_COMPARED = 8  # held-out sub-nets for a rank correlation
+OVERFITTED = 0.02  # of a held-out loss: above the lowest by this fraction, it is worse
 SHAPE = (  # settings of the model, taken from --init
     "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 DATA = {  # data flags of each task
@@ -1786,13 +1787,25 @@ def train_supernet(model, data, cfg, run):
     checkpoint.save(trained=True)
 
 
+def evaluate_step(model, data, cfg, step, lowest):
+    """(the numbers of an evaluation for the log, the lowest held-out loss so far, {"loss",
+    "step"}). lowest: before this step, or None."""
+    now = {**evaluate_network(model, data, cfg), "step": step}
+    if lowest is None or now["loss"] < lowest["loss"]:
+        lowest = now
+    return {"loss": now["loss"], "lowest_step": lowest["step"]}, lowest
+
+
 def train_network(model, data, cfg, run):
     """Train a network. At the end checkpoint.pt has only the model, the average of the last saves
-    (Sec. 4.1.4). The host waits for a GPU only to log, evaluate and save."""
+    (Sec. 4.1.4). Returns the lowest held-out loss on rank 0, {"loss", "step"}, or None without any.
+    The host waits for a GPU only to log, evaluate and save."""
     ranks = run.ranks
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-    if checkpoint.restore().get("trained"):  # only the model, without an optimizer
-        return
+    saved = checkpoint.restore()
+    lowest = saved.get("lowest")
+    if saved.get("trained"):  # only the model, without an optimizer
+        return lowest
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg.weight_decay)
     average = checkpoint.owned["average"] = AveragedModel(model)
     begin = checkpoint.restore().get("step", 0)
@@ -1814,7 +1827,7 @@ def train_network(model, data, cfg, run):
         stop, save, log = pace(done)
         dev = {}
         if pace.planned(done) and ranks.main and data.num_held_out:
-            dev = evaluate_network(model, data, cfg)
+            dev, lowest = evaluate_step(model, data, cfg, done, lowest)
         if log:
             values = means.take(done, f"{data.unit}_per_second")
             speed = values[f"{data.unit}_per_second"]
@@ -1823,7 +1836,7 @@ def train_network(model, data, cfg, run):
         if pace.planned(done) and done > cfg.steps - AVERAGED * cfg.save_every:
             average.update_parameters(model)
         if save:
-            checkpoint.save(step=done)
+            checkpoint.save(step=done, lowest=lowest)
         if stop:
             raise Stop
     bar.close()
@@ -1831,7 +1844,8 @@ def train_network(model, data, cfg, run):
         print_device_use(ranks, speed, model_flops(model.arch, cfg) / blank_example(cfg).units)
     model.load_state_dict(average.module.state_dict())
     checkpoint.owned = {"model": model}
-    checkpoint.save(trained=True)
+    checkpoint.save(trained=True, lowest=lowest)
+    return lowest
 
 
 # Weights to start from
@@ -2019,13 +2033,30 @@ def train(cfg, command):
             cfg = dataclasses.replace(cfg, **data.settings)
             run.save_settings(cfg)
             model = start_model(model, arch, data, cfg, run)
-            train_network(model, data, cfg, run)
+            lowest = train_network(model, data, cfg, run)
             dev = evaluate_network(model, data, cfg) if data.num_held_out else {"loss": None}
-            run.finish({"arch": cfg.arch, "held_out_loss": dev["loss"]})
-        loss = run.finished().get("held_out_loss")
-        no_loss = "no held-out examples (--held_out)"
-        print0(ranks, no_loss if loss is None else loss_text("held-out loss", loss, run))
+            run.finish({"arch": cfg.arch, "held_out_loss": dev["loss"], "lowest": lowest})
+        print_losses(run, cfg)
         run.print_result(cfg, "checkpoint.pt", *next_action(run), "--init", run.folder)
+
+
+def print_losses(run, cfg):
+    """Print the held-out loss of a finished training, and its lowest one if that is another."""
+    ranks = run.ranks
+    result = run.finished()
+    loss = result.get("held_out_loss")
+    lowest = result.get("lowest")
+    if loss is None:
+        print0(ranks, "no held-out examples (--held_out)")
+        return
+    print0(ranks, loss_text("held-out loss", loss, run))
+    if lowest:
+        print0(ranks, f"lowest held-out loss {lowest['loss']:.4f}, after step {lowest['step']} of "
+                      f"{cfg.steps}")
+        if loss > (1 + OVERFITTED) * lowest["loss"]:
+            print0(ranks, f"the training went on past it (overfitting): use --steps "
+                          f"{lowest['step']} --restart, more data, a larger --dropout or a smaller "
+                          "network")
 
 
 def next_action(run):

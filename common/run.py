@@ -301,11 +301,11 @@ class RunFolder:
         if self.ranks.main:
             write_json(self.folder / "done.json", result)
 
-    def print_result(self, cfg, best, *words, same=("preset", "task", "device")):
-        """Print the folder and the best file of a finished run, and the next command: these words,
+    def print_result(self, cfg, result, *words, same=("preset", "task", "device")):
+        """Print the folder and the main file of a finished run, and the next command: these words,
         and the given flags among `same`."""
         print0(self.ranks, f"{self.folder}: finished (--restart begins again); "
-                           f"best: {self.folder / best}")
+                           f"result: {self.folder / result}")
         if not words or cfg.dry_run:
             return
         for name in [name for name in same if name in self.command.given]:

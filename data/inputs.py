@@ -216,12 +216,12 @@ def print_near_baseline(ranks, scores, baselines):
         print0(ranks, f"{name}: near the baseline; {hint}")
 
 
-def print_after_training(run, cfg, best, ending="-exported"):
+def print_after_training(run, cfg, weights, ending="-exported"):
     """Print the result of a training on text, and the next commands: a fine-tuning and, on the
     user's own data, an export."""
     demo = is_demo(cfg.corpus)
     action = ["--finetune", "SST-2"] if demo else ["--export", f"{run.folder}{ending}"]
-    run.print_result(cfg, best, *action, "--init", run.folder)
+    run.print_result(cfg, weights, *action, "--init", run.folder)
     if not (cfg.dry_run or demo):
         print0(run.ranks, f"with a FOLDER of your own, of train.tsv and dev.tsv (data/README.md): "
                           f"python {run.command.program}.py --finetune FOLDER --init {run.folder}")

@@ -319,7 +319,7 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
         capsys.readouterr()
         works("albert --finetune reviews --ensemble run --out mean --device cpu --columns text")
         printed = capsys.readouterr().out
-        assert "mean: finished (--restart begins again); best: mean/reviews\n" in printed
+        assert "mean: finished (--restart begins again); result: mean/reviews\n" in printed
         assert "--predict" not in printed
         shutil.copytree("run", "other")
         spec = read_json("other/reviews/task.json")
