@@ -120,6 +120,8 @@ class Config:
     glue: str = ""  # folder of the GLUE tasks, official layout
     squad: str = ""  # folder of train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
+    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
     train_examples: int = 0  # training examples of each task (0: all)
     # fine-tuning, by default as in the recipe
     finetune_epochs: float | None = None  # passes over the examples, not Table 14's steps [> 0]
@@ -1224,7 +1226,8 @@ def print_scores(run, cfg):
     """Print the result of pretrain_language_model."""
     ranks = run.ranks
     result = run.result
-    print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats")
+    print0(ranks, f"held-out text: MLM loss {result['mlm_loss']:.4f} nats at --length "
+                  f"{cfg.length}; losses at other lengths do not compare")
     for name, baseline in result["baselines"].items():
         task = name.removesuffix("_accuracy")
         kind = "majority" if task == "mlm" else "first-token"
@@ -1263,7 +1266,7 @@ def finetune(cfg, command):
     """Fine-tune tasks, --runs times each, or ensemble. RTE, STS-B and MRPC start from MNLI's best
     run, if any (Sec. 4.9, footnote 4)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(command.value, TABLE14)
+        names = parse_tasks(command.value, TABLE14, cfg)
         if cfg.ensemble:
             check_ensemble(cfg, command, names)
             cfg = dataclasses.replace(cfg, tokenizer=f"{cfg.ensemble[0]}/{names[0]}")

@@ -119,6 +119,8 @@ class Config:
     # tasks
     glue: str = ""  # folder of the GLUE tasks, official layout. Default: demo tasks
     squad: str = ""  # folder of train-v1.1.json, ... Default: demo questions
+    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
     train_examples: int = 0  # training examples of each task (0: all)
     # fine-tuning, by default as in recipes()
     finetune_lr: float | None = None  # peak learning rate [> 0]
@@ -1821,7 +1823,7 @@ def search(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        names = parse_tasks(cfg.tasks, glue.TASKS, GROUPS)
+        names = parse_tasks(cfg.tasks, glue.TASKS, cfg, GROUPS)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
         data = open_data(cfg, command, ranks, names, text=True)
         cfg = complete(cfg, data)
@@ -1927,7 +1929,7 @@ def finetune(cfg, command):
     """Fine-tune --init, or --arch from scratch, on tasks. RTE, STS-B and MRPC start from the best
     MNLI job if MNLI is among the tasks (App. D.2)."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(command.value, recipes(cfg), GROUPS)
+        names = parse_tasks(command.value, recipes(cfg), cfg, GROUPS)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         text = bool(cfg.corpus) and not cfg.tokenizer  # to train a vocabulary
@@ -2145,7 +2147,8 @@ def print_scores(run, cfg):
     result = run.result
     accuracies = {name: value for name, value in result.items() if name.endswith("accuracy")}
     print0(run.ranks, f"held-out text: {percent(accuracies)}; majority baseline of masked words "
-                      f"{100 * result['mlm_majority']:.2f}; MLM loss {result['mlm_loss']:.4f} nats")
+                      f"{100 * result['mlm_majority']:.2f}; MLM loss {result['mlm_loss']:.4f} nats "
+                      f"at --length {cfg.length}; losses at other lengths do not compare")
     print_near_baseline(run.ranks, result, {"mlm_accuracy": result["mlm_majority"]})
     print_after_training(run, cfg, "checkpoint.pt", "/network.py")
 

@@ -72,6 +72,8 @@ class Config:
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
     tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D12)
+    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
     train_examples: int = 0  # training examples of each task (0: all)
     # SuperPLM
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
@@ -103,7 +105,7 @@ class Config:
     runs: int = 1  # seeds of each fine-tuning in --finetune [>= 1]
     # latency
     speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
-    latency_limit: float = 0  # limit in milliseconds on this machine. 0: --speedup
+    latency_limit: float | None = None  # ms of this file's encoder, no padding [> 0]
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
     latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D7) [1, 1024]
@@ -119,7 +121,7 @@ class Config:
 
 
 PHASES = "search", "superplm", "latency"  # actions that share one run folder
-ON_SUPERPLM = "search", "latency", "describe"  # actions that read --init's SuperPLM
+ON_SUPERPLM = "search", "latency", "describe"  # read --init's SuperPLM. describe any model, too
 MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
 WRITES = (  # what --restart deletes, next to common.run.WRITES
     "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
@@ -509,10 +511,10 @@ class TaskModel(nn.Module):
         return F.cross_entropy(logits, batch["labels"])
 
 
-def count_parts(arch, vocab_size):
+def count_parts(arch, vocab_size, positions=512):
     """{part: parameters} of an encoder."""
     with torch.device("meta"):
-        encoder = Encoder(arch, vocab_size)
+        encoder = Encoder(arch, vocab_size, positions=positions)
     return {name: sum(value.numel() for value in part.parameters())
             for name, part in encoder.named_children()}
 
@@ -588,27 +590,30 @@ def make_optimizer(model, weight_decay):
 # --- search ---------------
 
 
-@torch.no_grad()
 def time_model(arch, cfg):
-    """Milliseconds of encoder and pooler on the target device, with random weights: the median of
-    three passes after a warm-up."""
-    device = torch.device(cfg.latency_device)
-    with device:
+    """Milliseconds of encoder and pooler, with random weights and without padding."""
+    with torch.device(cfg.latency_device):
         encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
         ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
     batch = {"ids": ids, "token_type_ids": ids}
+    return time_passes(lambda: encoder.pool(encoder(batch)), cfg)
+
+
+@torch.no_grad()
+def time_passes(run, cfg):
+    """Milliseconds of run() on the target device: the median of three passes after a warm-up."""
     # D7*: a single CPU thread is measured in CPU seconds, without the time that it waits for other
     # processes. The paper speaks of inference time, and its code reads the wall clock
-    single = device.type == "cpu" and cfg.latency_threads == 1
+    single = cfg.latency_device == "cpu" and cfg.latency_threads == 1
     clock = time.process_time if single else time.perf_counter
     threads = torch.get_num_threads()
     torch.set_num_threads(cfg.latency_threads)
     times = []
     for _ in range(1 + 3):
         start = clock()
-        encoder.pool(encoder(batch))
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        run()
+        if cfg.latency_device == "cuda":
+            torch.cuda.synchronize()
         times.append(1000 * (clock() - start))
     torch.set_num_threads(threads)
     return statistics.median(times[1:])
@@ -824,7 +829,7 @@ def distillation_losses(student, batch):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from tqdm import tqdm
 
     from common import cli
@@ -838,8 +843,9 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
         print_device_use, progress, seed_everything, seed_of, send, set_rate, show, total_over,
         training_cost)
     from common.finetune import (
-        LONGEST_FIRST, Recipe, Tuning, answer_file, data_flags, fine_tune, finetune_job, open_file,
-        open_task, parse_tasks, percent, predict, print_summary, run_jobs, summarise)
+        LONGEST_FIRST, Recipe, Tuning, answer_file, check_answers, data_flags, fine_tune,
+        finetune_job, open_file, open_task, parse_tasks, percent, predict, print_summary, run_jobs,
+        summarise)
     from data import corpus, hf_models
     from data.drawing import scatter
     from data.inputs import (
@@ -1012,11 +1018,9 @@ def keep(folder, action, model, data, cfg, run, **more):
 
 def train_language_model(model, data, cfg, run, folder):
     """Train a model on text, in place, and keep it in a folder: the SuperPLM (Alg. 1) or, with
-    cfg.arch, one architecture as usual (Sec. 3.6). Loads a model that exists.
-
-    Raises Diverged. After SIGTERM it saves the state in FOLDER/training.pt and raises Stop. The
-    host waits for a GPU only to log, evaluate and save.
-    """
+    cfg.arch, one architecture as usual (Sec. 3.6). Loads a model that exists. Raises Diverged.
+    After SIGTERM it saves the state in FOLDER/training.pt and raises Stop. The host waits for a GPU
+    only to log, evaluate and save."""
     ranks = run.ranks
     optimizer = make_optimizer(model.to(ranks.device), cfg.weight_decay)
     line = extend_positions(model, cfg.length)
@@ -1143,8 +1147,8 @@ def load_pretrained(cfg, command):
     folder = hf_models.model_folder(cfg.init, "superplm")
     record = read_json(folder / "config.json")
     # Sec. 3.4: only Alg. 1 makes a SuperPLM. read_pretrained refuses a run of another program
-    if record.get("program", command.program) == command.program and (
-            record.get("action") != "superplm"):
+    fixed = record.get("action") != "superplm" and command.action != "describe"
+    if fixed and record.get("program", command.program) == command.program:
         raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
                         f"make one with --superplm --init {folder} --largest ITS_SHAPE")
     return read_pretrained(folder, cfg, command)
@@ -1156,7 +1160,7 @@ def resolve(cfg, command, ranks, source):
     data."""
     changes = {}
     if source and command.action in ON_SUPERPLM:
-        changes |= settings_from(cfg, command, source.settings, source.path, SHAPE)
+        changes |= shape_from(source, cfg, command)
         changes["init"] = str(source.path)
     if not cfg.tokenizer and (source or cfg.teacher):
         folder = source.path if source else hf_models.model_folder(cfg.teacher)
@@ -1181,6 +1185,20 @@ def resolve(cfg, command, ranks, source):
                         f"{cfg.largest} has an ffn of 1.6 to 1.9 times and a qkv of 0.7 to 1 times "
                         "its hidden width; choose another strategy")
     return cfg
+
+
+def shape_from(source, cfg, command):
+    """The settings that describe the SuperPLM of a Pretrained, or, in --describe, a fixed model.
+    UserError if a flag differs."""
+    if source.settings.get("largest") == str(source.arch):
+        return settings_from(cfg, command, source.settings, source.path, SHAPE)
+    rows, width = source.weights["encoder.token_embedding.weight"].shape
+    if width != source.arch.hidden:
+        raise UserError(f"{source.path}: its embeddings have the width {width}, not "
+                        f"{source.arch.hidden}; such a model is only a --teacher")
+    settings = {"vocab_size": rows}
+    return {**settings_from(cfg, command, settings, source.path, settings),
+            "arch": cfg.arch or str(source.arch)}
 
 
 def check_length(source, longest):
@@ -1418,7 +1436,7 @@ def train_task(model, data, cfg, run, job):
 def finetune(cfg, command):
     """Fine-tune --init's model on tasks, --runs times. TASK/ keeps the median run."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(command.value, recipes())
+        names = parse_tasks(command.value, recipes(), cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
@@ -1448,6 +1466,7 @@ def finetune(cfg, command):
 def answer(cfg, command):
     """Answer a file of the user with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
+        on_main(ranks, check_answers, command, cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
@@ -1482,8 +1501,10 @@ def judge(model, data, cfg):
 
 # predict_ms([Arch]) -> [milliseconds]. reference and limit are in milliseconds
 Latency = namedtuple("Latency", "predict_ms reference limit")
+# settings of what is timed
+TIMED = ("latency_device", "latency_threads", "latency_batch", "latency_length")
 # settings that a latency depends on, besides the processor and the architecture
-MACHINE = ("latency_device", "latency_threads", "latency_batch", "latency_length", "reference")
+MACHINE = (*TIMED, "reference")
 # the settings that latency.json depends on
 OF_LATENCIES = (*MACHINE, "latency_archs", "latency_rounds", "largest", "smallest", "setting",
                 "variant", "seed")
@@ -1785,9 +1806,17 @@ def print_best(run, cfg):
     if best["baselines"]:
         line += f"; majority baseline {percent(best['baselines'])}"
     print0(run.ranks, line)
+    print0(run.ranks, f"timed: {what_is_timed(cfg)}; --export measures the exported folder, too")
     print0(run.ranks, f"{run.folder / 'pareto.svg'}: all candidates, score against latency")
     words = "--export", f"{run.folder}-exported", "--init", run.folder
     run.print_result(cfg, "best.json", *words)
+
+
+def what_is_timed(cfg):
+    """The meaning of a latency in words."""
+    sequences = "one sequence" if cfg.latency_batch == 1 else f"{cfg.latency_batch} sequences"
+    return (f"encoder and pooler of this file, {sequences} of {cfg.latency_length} tokens, no "
+            f"padding, {cfg.latency_device}, {cfg.latency_threads} thread(s)")
 
 
 def words_of_search(phase):
@@ -1832,7 +1861,7 @@ def search(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         command = dataclasses.replace(command, action="search")
-        names = parse_tasks(cfg.tasks, recipes()) if phase == "search" else []
+        names = parse_tasks(cfg.tasks, recipes(), cfg) if phase == "search" else []
         text = phase != "latency"
         inputs = find_data(cfg, command, ranks, names, text)
         run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES,
@@ -1885,7 +1914,8 @@ def further_train(cfg, command):
             result = evaluate_language_model(model, data, cfg)
             run.finish({"arch": str(model.encoder.arch), "held_out": result["loss"]})
         finished = run.finished()
-        print0(ranks, f"{finished['arch']}: held-out loss {finished['held_out']:.4f}")
+        print0(ranks, f"{finished['arch']}: held-out loss {finished['held_out']:.4f} at --length "
+                      f"{cfg.length}; losses at other lengths do not compare")
         print_after_training(run, cfg, "model/checkpoint.pt")
 
 
@@ -1905,6 +1935,12 @@ def export(cfg, command):
         print0(ranks, on_main(
             ranks, hf_models.write_bert, command.value, state, dataclasses.astuple(arch),
             tokenizer, longest_input(source, head), source.path, head))
+        if source.settings:  # those of a search
+            cfg = dataclasses.replace(
+                cfg, **settings_from(cfg, command, source.settings, source.path, (), TIMED))
+        length = min(cfg.latency_length, check_length(source, 0))
+        cfg = dataclasses.replace(cfg, latency_length=length)
+        print0(ranks, on_main(ranks, compare_latencies, command.value, arch, cfg))
 
 
 def longest_input(source, head):
@@ -1918,6 +1954,39 @@ def longest_input(source, head):
         return config.get("finetune_length") or check_length(source, 0)
     recipe = recipes().get(settings["tasks"]) or recipes()["SST-2"]  # of a user's own task
     return settings["finetune_length"] or recipe.length
+
+
+def compare_latencies(folder, arch, cfg):
+    """A line with the latencies of this file's encoder and of an exported folder in transformers,
+    measured alternately."""
+    if cfg.latency_device == "cuda" and not torch.cuda.is_available():
+        return "latency: not measured, since there is no GPU; --latency_device cpu measures one"
+    exported = exported_model(folder, cfg)
+    own = []
+    others = []
+    for _ in range(FINAL_ROUNDS):
+        own.append(time_model(arch, cfg))
+        if exported:
+            others.append(time_passes(exported, cfg))
+    line = f"latency: {statistics.median(own):.4g} ms ({what_is_timed(cfg)}); the exported folder: "
+    if not exported:
+        return line + "not measured (pip install transformers)"
+    return line + f"{statistics.median(others):.4g} ms with transformers"
+
+
+def exported_model(folder, cfg):
+    """A function that runs an exported folder on what is timed, or None without transformers."""
+    try:
+        from transformers import AutoModel, logging
+    except ImportError:
+        return None
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)  # the code is write_bert's
+    model = model.eval().to(cfg.latency_device)
+    shape = cfg.latency_batch, cfg.latency_length
+    ids = torch.zeros(shape, dtype=torch.long, device=cfg.latency_device)
+    return functools.partial(model, input_ids=ids, token_type_ids=ids, attention_mask=ids + 1)
 
 
 def step_flops(cfg):
@@ -1934,10 +2003,12 @@ def step_flops(cfg):
 
 
 def describe(cfg, command):
-    """Print one JSON object on --arch or the SuperPLM (of --init) and its training."""
-    cfg = resolve(cfg, command, None, load_pretrained(cfg, command))
+    """Print one JSON object on --arch or the model of --init, which may be a SuperPLM, and its
+    training."""
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
     arch = parse_arch(cfg.arch or cfg.largest)
-    parts = count_parts(arch, cfg.vocab_size)
+    parts = count_parts(arch, cfg.vocab_size, check_length(source, 0) if source else 512)
     count = sum(parts.values())
     steps = (cfg.further_steps if cfg.arch else cfg.steps) or 1000  # 0: the corpus decides
     activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]
@@ -1984,8 +2055,8 @@ ACTIONS = {
 UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
     **dict.fromkeys(PHASES, {"runs": ""}),
     "further_train": {
-        **dict.fromkeys(("glue", "squad", "tasks", "train_examples", "samples", "fine-tuning",
-                         "latency", "search"), ""),
+        **dict.fromkeys(("glue", "squad", "tasks", "columns", "labels", "train_examples", "samples",
+                         "fine-tuning", "latency", "search"), ""),
         "steps": "further_steps",
     },
     "finetune": {
@@ -1998,7 +2069,7 @@ UNREAD = {  # flags and groups of flags that an action does not read: the flags 
 }
 READS = {  # all flags that these actions read
     "predict": ("preset", "out", "device", "dtype", "init", "tokenizer", "finetune_length"),
-    "export": ("preset", "device", "dtype", "init", "tokenizer", "arch"),
+    "export": ("preset", "device", "dtype", "init", "tokenizer", "arch", *TIMED),
     "describe": (
         "preset", "seed", "dtype", "accumulate", "dry_run", "init", "arch", *SHAPE, "samples",
         "length", "steps", "further_steps", "batch", "latency_length"),

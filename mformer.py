@@ -120,7 +120,7 @@ class Config:
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     cost: Literal["wall", "flops"] = "wall"  # latency: milliseconds by the wall clock, or GFLOPs
     latency_runs: int = 20  # timed runs of an architecture, after 5 untimed ones [>= 1]
-    latency_limit: float = 0.0  # largest latency, in the unit of --cost. 0: 0.9 of the median
+    latency_limit: float | None = None  # in the unit of --cost. Default: 0.9 of the median [> 0]
     keep: int = 5  # features to search: the most important, and types. 0, or --samples < 160: all
     generations: int = 30  # of the evolution, as in HAT [>= 1]
     population: int = 125  # a fifth parents, two fifths mutants, two fifths crossovers [>= 1]
@@ -151,6 +151,7 @@ LIMIT_FRACTION = 0.9
 UNTIMED = 5  # runs before the timed ones, as in HAT
 FEWEST = 20  # sub-nets that the rankers need
 FEWEST_COMPARED = 8  # held-out sub-nets for a rank correlation
+OVERFITTED = 0.02  # of a held-out loss: above the lowest by this fraction, it is worse
 SHAPE = (  # settings of the model, taken from --init
     "task", "head_dim", "qkv", "relative", "image", "patch", "length", "languages")
 DATA = {  # data flags of each task
@@ -329,8 +330,11 @@ def space_of(cfg):
 
 def check_values(values, cfg):
     """UserError if an architecture cannot have all of these values, {feature: tuple}."""
-    if max(values.get("connect", ()), default=0) > min(values["layers"]):
-        raise UserError(f"connect {values['connect']}: there are {values['layers']} encoder layers")
+    most = max(values.get("connect", ()), default=0)
+    layers = min(values["layers"])
+    if most > layers:
+        raise UserError(f"connect {most}: more encoder layers than there are with layers {layers}; "
+                        f"give connect of at most {layers}, or more layers")
     for name, choices in values.items():
         if name in PARTS and not {*choices} <= {*TYPES}:
             raise UserError(f"{name} {choices}: there are the types {', '.join(TYPES)}")
@@ -1654,7 +1658,7 @@ def summed_losses(network, batch, cfg, arch=None, smoothing=SMOOTHING):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has no commands
+if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
     from common import cli
     from common.cli import Stop, UserError
     from common.files import jsonl, read_json, read_jsonl, write_atomic, write_json
@@ -1664,11 +1668,11 @@ if (Path(__file__).parent / "common").is_dir():  # a copy of this file alone has
         layer_activations, micro_batch_numbers, no_sync_until, on_main, prefetch, prepare_model,
         print0, print_device_use, progress, seed_everything, set_rate, show, stop_requested,
         stopping, total_over, training_cost)
-    from common.finetune import answer_folder
+    from common.finetune import ENDINGS, check_answers, keep_answers
     from common.tokenization import load_tokenizer
     from data.images import (
         Pictures, TrainingPictures, count_images, read_spec, save_spec, width_of)
-    from data.inputs import find_inputs, pick
+    from data.inputs import NEAR, find_inputs, pick
     from data.translation import (
         TrainingTranslations, Translations, corpus_bleu, count_pairs, open_vocabulary)
 else:
@@ -1783,13 +1787,25 @@ def train_supernet(model, data, cfg, run):
     checkpoint.save(trained=True)
 
 
+def evaluate_step(model, data, cfg, step, lowest):
+    """(the numbers of an evaluation for the log, the lowest held-out loss so far, {"loss",
+    "step"}). lowest: before this step, or None."""
+    now = {**evaluate_network(model, data, cfg), "step": step}
+    if lowest is None or now["loss"] < lowest["loss"]:
+        lowest = now
+    return {"loss": now["loss"], "lowest_step": lowest["step"]}, lowest
+
+
 def train_network(model, data, cfg, run):
     """Train a network. At the end checkpoint.pt has only the model, the average of the last saves
-    (Sec. 4.1.4). The host waits for a GPU only to log, evaluate and save."""
+    (Sec. 4.1.4). Returns the lowest held-out loss on rank 0, {"loss", "step"}, or None without any.
+    The host waits for a GPU only to log, evaluate and save."""
     ranks = run.ranks
     checkpoint = Checkpoint(run.folder / "checkpoint.pt", ranks, model=model)
-    if checkpoint.restore().get("trained"):  # only the model, without an optimizer
-        return
+    saved = checkpoint.restore()
+    lowest = saved.get("lowest")
+    if saved.get("trained"):  # only the model, without an optimizer
+        return lowest
     optimizer = checkpoint.owned["optimizer"] = make_optimizer(model, cfg.weight_decay)
     average = checkpoint.owned["average"] = AveragedModel(model)
     begin = checkpoint.restore().get("step", 0)
@@ -1811,7 +1827,7 @@ def train_network(model, data, cfg, run):
         stop, save, log = pace(done)
         dev = {}
         if pace.planned(done) and ranks.main and data.num_held_out:
-            dev = evaluate_network(model, data, cfg)
+            dev, lowest = evaluate_step(model, data, cfg, done, lowest)
         if log:
             values = means.take(done, f"{data.unit}_per_second")
             speed = values[f"{data.unit}_per_second"]
@@ -1820,7 +1836,7 @@ def train_network(model, data, cfg, run):
         if pace.planned(done) and done > cfg.steps - AVERAGED * cfg.save_every:
             average.update_parameters(model)
         if save:
-            checkpoint.save(step=done)
+            checkpoint.save(step=done, lowest=lowest)
         if stop:
             raise Stop
     bar.close()
@@ -1828,7 +1844,8 @@ def train_network(model, data, cfg, run):
         print_device_use(ranks, speed, model_flops(model.arch, cfg) / blank_example(cfg).units)
     model.load_state_dict(average.module.state_dict())
     checkpoint.owned = {"model": model}
-    checkpoint.save(trained=True)
+    checkpoint.save(trained=True, lowest=lowest)
+    return lowest
 
 
 # Weights to start from
@@ -2016,13 +2033,30 @@ def train(cfg, command):
             cfg = dataclasses.replace(cfg, **data.settings)
             run.save_settings(cfg)
             model = start_model(model, arch, data, cfg, run)
-            train_network(model, data, cfg, run)
+            lowest = train_network(model, data, cfg, run)
             dev = evaluate_network(model, data, cfg) if data.num_held_out else {"loss": None}
-            run.finish({"arch": cfg.arch, "held_out_loss": dev["loss"]})
-        loss = run.finished().get("held_out_loss")
-        no_loss = "no held-out examples (--held_out)"
-        print0(ranks, no_loss if loss is None else loss_text("held-out loss", loss, run))
+            run.finish({"arch": cfg.arch, "held_out_loss": dev["loss"], "lowest": lowest})
+        print_losses(run, cfg)
         run.print_result(cfg, "checkpoint.pt", *next_action(run), "--init", run.folder)
+
+
+def print_losses(run, cfg):
+    """Print the held-out loss of a finished training, and its lowest one if that is another."""
+    ranks = run.ranks
+    result = run.finished()
+    loss = result.get("held_out_loss")
+    lowest = result.get("lowest")
+    if loss is None:
+        print0(ranks, "no held-out examples (--held_out)")
+        return
+    print0(ranks, loss_text("held-out loss", loss, run))
+    if lowest:
+        print0(ranks, f"lowest held-out loss {lowest['loss']:.4f}, after step {lowest['step']} of "
+                      f"{cfg.steps}")
+        if loss > (1 + OVERFITTED) * lowest["loss"]:
+            print0(ranks, f"the training went on past it (overfitting): use --steps "
+                          f"{lowest['step']} --restart, more data, a larger --dropout or a smaller "
+                          "network")
 
 
 def next_action(run):
@@ -2110,6 +2144,9 @@ def evaluate(cfg, command):
         run.finish({**scores, "latency": latency, "arch": cfg.arch})
         print0(ranks, f"{score_text(scores)} on {len(predictions)} test examples, "
                       f"latency {latency_text(latency, cfg, ranks.device)}")
+        if is_near_baseline(scores) and not cfg.dry_run:
+            print0(ranks, "near the majority baseline: the network has learned little; raise "
+                          "--steps of --train, or give more images")
         print0(ranks, f"{path}: the predictions")
         print0(ranks, f"next, with a FILE of your own: python mformer.py --predict FILE --init "
                       f"{cfg.init}")
@@ -2123,9 +2160,13 @@ def score_text(scores):
             f"{scores['majority_baseline']:.2%})")
 
 
+def is_near_baseline(scores):
+    """Whether an accuracy is near the majority baseline."""
+    return "accuracy" in scores and scores["accuracy"] < scores["majority_baseline"] + NEAR
+
+
 def write_predictions(predictions, path):
     """Write one prediction per line. Returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, "".join(f"{prediction}\n" for prediction in predictions))
     return path
 
@@ -2136,13 +2177,18 @@ def answer(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         arch = parse_arch(cfg.arch, cfg)
-        folder = answer_folder(command, cfg)
+        endings = (*ENDINGS, f".{cfg.languages[1]}")  # of an --out that is a file
+        on_main(ranks, check_answers, command, cfg, endings)
         data = open_data(cfg, ranks)
         file = Path(command.value)
         examples = data.read_examples(file)
         model = cast(extract(source.weights, arch, cfg), cfg, ranks.device)
         predictions = predict_examples(model, examples, data, cfg, ranks)
-        path = on_main(ranks, write_predictions, predictions, folder / data.predictions_file)
+
+        def write(folder):
+            return write_predictions(predictions, folder / data.predictions_file)
+
+        path = on_main(ranks, keep_answers, command, cfg, write, endings)
         print0(ranks, f"{path}: predictions of {cfg.init} for {file}, one per line")
 
 
@@ -2235,6 +2281,9 @@ def check(cfg, command):
     for name, reason in refused(cfg, command).items():
         if name in command.given:
             raise UserError(f"--{name}: {reason}")
+    if len({*cfg.languages}) < 2:
+        raise UserError(f"--languages {' '.join(cfg.languages)}: give two different endings, of "
+                        "the source files and of the target files")
     if command.action in ("evaluate", "predict") and not cfg.init:
         raise UserError(f"--{command.action}: --init is missing; give a run folder of --train or "
                         "--search")

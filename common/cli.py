@@ -101,6 +101,11 @@ def written(value):
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def listed(names):
+    """Names as a list in a sentence. A name with a comma is quoted."""
+    return ", ".join(f'"{name}"' if "," in name else name for name in names)
+
+
 def shown_default(field, preset):
     """The help text for a field's default in a preset and, where it differs, in the dictionaries in
     it, {ACTION: {field: value, ...}}."""

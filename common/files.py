@@ -124,20 +124,29 @@ def load_file(path, device="cpu"):
         raise UserError(f"{path}: not a readable checkpoint ({reason})") from None
 
 
+WHOLE = 1 << 30  # bytes of a file whose content is hashed as a whole, at most
+PART = 1 << 20  # bytes that are read at once
+
+
 def fingerprints(paths):
-    """A hash of the names, sizes and contents of files, and of the files in folders. Reads only 32
-    evenly spaced parts of files above 32 MB."""
+    """A hash of the names, sizes and contents of files, and of the files in folders. Of a file
+    above WHOLE bytes, a hash of its modification time and of its first and last part."""
     digest = hashlib.sha256()
     for path in map(Path, paths):
         for file in (path, *sorted(path.rglob("*"))):
             if not file.is_file():
                 continue
-            size = file.stat().st_size
+            status = file.stat()
+            size = status.st_size
             digest.update(os.fsencode(f"{file} {size}"))
+            starts = range(0, size, PART)
+            if size > WHOLE:
+                digest.update(str(status.st_mtime_ns).encode())
+                starts = (0, max(0, size - PART))
             with open(file, "rb") as content:
-                for start in range(0, size, max(1 << 20, size // 32)):
+                for start in starts:
                     content.seek(start)
-                    digest.update(content.read(1 << 20))
+                    digest.update(content.read(PART))
     return digest.hexdigest()
 
 
@@ -145,7 +154,7 @@ _locks = {}  # {path: open file} of this process, whose end releases them
 
 
 def lock(path):
-    """Hold the lock file `path` of a run until this process ends. Raises UserError with the host
+    """Hold the lock file `path` of a folder until this process ends. Raises UserError with the host
     and process that hold it. On a shared folder it excludes other machines only if the file
     system's flock does."""
     path = Path(path).absolute()
@@ -159,8 +168,8 @@ def lock(path):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        raise UserError(f"{path.parent}: the run is locked by {file.read().strip()}; wait for it, "
-                        "or choose another --out") from None
+        raise UserError(f"{path.parent}: locked by {file.read().strip()}; wait for it, or choose "
+                        "another folder") from None
     except OSError as error:
         warnings.warn(f"{path.parent}: this file system has no locks ({error.strerror}); start one "
                       "run per folder")

@@ -16,11 +16,15 @@ A fine-tuning command is a list of jobs, each one run of a task. The processes s
 jobs/JOB.json has the metrics of a job, and jobs/JOB/ its predictions and model. TASK/ is a copy of
 the median job's folder.
 """
+import csv
 import dataclasses
 import functools
+import hashlib
+import io
 import math
 import shutil
 import statistics
+import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -29,7 +33,8 @@ from torch.nn.functional import pad
 
 from common import folder_task, glue, squad
 from common.cli import Diverged, UserError
-from common.files import existing, read_json
+from common.files import existing, read_json, write_atomic, write_json
+from common.folder_task import FolderName
 from common.launch import (
     Ranks, autocast, on_main, print0, seed_everything, send, to_host)
 from common.run import Loop, keep_model, progress, set_rate
@@ -43,11 +48,14 @@ SQUADS = ("SQuAD1.1", "SQuAD2.0")
 CORRELATIONS = "pearson", "spearman", "pearson+spearman", "matthews"  # 0 for a constant
 NEAR = 0.05  # a correlation that counts as 0
 OWN_EPOCHS = 3  # passes over a user's own task, BERT's
+ENDINGS = (".tsv", ".csv", ".txt", ".json")  # of an --out of --predict that is a file, not a folder
+RECORD = "predicted.json"  # in a folder of predictions: their origin, and a hash of each file
 
 
-def parse_tasks(text, recipes, groups=()):
+def parse_tasks(text, recipes, cfg, groups=()):
     """The tasks of a text such as "CoLA,squad1.1", in that order. "glue", "squad" and `groups`
-    ({word: names}) stand for several. Raises UserError for an unknown name."""
+    ({word: names}) stand for several. Folders are the user's own tasks, read with --columns and
+    --labels. Raises UserError for an unknown name."""
     known = task_words(recipes, groups)
     by_word = {word.lower(): names for word, names in known.items()}
     names = []
@@ -55,10 +63,15 @@ def parse_tasks(text, recipes, groups=()):
         if word.lower() in by_word:
             names += by_word[word.lower()]
         elif word and Path(word).is_dir():
-            names.append(own_name(word, recipes, names))
+            name = FolderName(word, cfg.columns, cfg.labels)
+            check_name(name, recipes, names)
+            names.append(name)
         else:
             raise UserError(f"{word!r}: no such folder or task; choose from {', '.join(known)}, or "
                             "name a folder with train and dev files of your own")
+    own = any(isinstance(name, FolderName) for name in names)
+    if not own and (cfg.columns or cfg.labels != "auto"):
+        raise UserError("--columns, --labels: they are for a folder of your own; leave them out")
     return list(dict.fromkeys(names))
 
 
@@ -82,18 +95,16 @@ def data_folder(name, cfg):
     return "".join(getattr(cfg, flag) for flag in data_flags([name]))
 
 
-def own_name(path, recipes, names):
-    """The FolderName of a user's own task. UserError if another task, known or in `names`, has the
-    name."""
-    name = folder_task.FolderName(path)
+def check_name(name, recipes, names):
+    """UserError if another task, known or in `names`, has the name of a user's own task, or if a
+    file is missing."""
     if name.lower() in {each.lower() for each in recipes} or data_flags([name]):
-        raise UserError(f"{path}: {name} is the name of a known task; rename the folder, or give "
-                        f"--finetune {name} with the folder that holds it")
+        raise UserError(f"{name.path}: {name} is the name of a known task; rename the folder, or "
+                        f"give --finetune {name} with the folder that holds it")
     for other in names:
         if other == name and other.path != name.path:
-            raise UserError(f"{path}: {other.path} has the same name; rename one of them")
+            raise UserError(f"{name.path}: {other.path} has the same name; rename one of them")
     name.files()
-    return name
 
 
 def own_recipe(recipes, cfg):
@@ -322,30 +333,81 @@ def open_file(command, cfg, tokenizer, recipes, kinds=None):
     return kind(name, kind.read_file(name, path, cfg.init), tokenizer, recipe)
 
 
-def answer_folder(command, cfg):
-    """The folder for the predictions of --predict: --out, or MODEL-predictions/FILE next to the
-    model. UserError if it contains the input file, or is the model's own."""
-    path = Path(command.value)
+def answer_path(command, cfg):
+    """The path for the predictions of --predict: --out, or MODEL-predictions/FILE next to the
+    model."""
     model = Path(cfg.init)
     if model.name in ("", ".."):  # such as "."
         model = model.resolve()
-    folder = model.with_name(f"{model.name}-predictions") / path.stem
-    if "out" in command.given:
-        folder = Path(cfg.out)
-    if folder.resolve() == path.resolve().parent:
-        raise UserError(f"--out {folder}: {path.name} is in it; choose another folder")
-    if folder.resolve() == model.resolve():
-        raise UserError(f"--out {folder}: it has the model and the predictions of its run; choose "
-                        "another folder")
-    return folder
+    folder = model.with_name(f"{model.name}-predictions") / Path(command.value).stem
+    return Path(cfg.out) if "out" in command.given else folder
+
+
+def is_file_name(path, endings):
+    """Whether --predict writes one file, not a folder."""
+    return not path.is_dir() and (path.suffix.lower() in endings or path.exists())
+
+
+def origin_of(command, cfg):
+    """The model and the file of predictions."""
+    return {"model": str(Path(cfg.init).resolve()), "file": str(Path(command.value).resolve())}
+
+
+def hashes(folder):
+    """{name: hash} of the files in a folder of predictions, without RECORD and hidden files."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files if path.name != RECORD and path.name[0] != "."}
+
+
+def check_answers(command, cfg, endings=ENDINGS):
+    """UserError if the predictions of --predict would replace anything but earlier ones of the same
+    file by the same model. Call it before the work."""
+    path = answer_path(command, cfg)
+    if is_file_name(path, endings):
+        if path.exists():
+            raise UserError(f"--out {path}: it exists already; choose another name")
+        return
+    if (path / "config.json").exists():
+        raise UserError(f"--out {path}: it has a run or a model; choose another folder")
+    record = read_json(path / RECORD) if (path / RECORD).exists() else {}
+    origin = record.get("origin", origin_of(command, cfg))
+    if origin != origin_of(command, cfg):
+        raise UserError(f"{path}: it has the predictions for {origin['file']} by "
+                        f"{origin['model']}; choose another --out")
+    for name, content in hashes(path).items():
+        if record.get("files", {}).get(name) != content:
+            raise UserError(f"{path / name}: --predict has not written this file; choose another "
+                            "--out")
+
+
+def keep_answers(command, cfg, write, endings=ENDINGS):
+    """Write the predictions of --predict: write(folder) writes files and returns the path of the
+    first, of which alone a file of --out has the content. Returns the path."""
+    path = answer_path(command, cfg)
+    if not is_file_name(path, endings):
+        path.mkdir(parents=True, exist_ok=True)
+        first = write(path)
+        write_json(path / RECORD, {"origin": origin_of(command, cfg), "files": hashes(path)})
+        return first
+    with tempfile.TemporaryDirectory() as folder:
+        first = write(Path(folder))
+        text = first.read_text(encoding="utf-8")
+    if path.suffix.lower() == ".csv" and first.suffix == ".tsv":
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows(
+            line.split("\t") for line in text.split("\n")[:-1])
+        text = table.getvalue()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text)
+    return path
 
 
 def answer_file(command, cfg, task, outputs):
     """Write the predictions for open_file's task. Returns a line that names the file."""
-    folder = answer_folder(command, cfg)
-    folder.mkdir(parents=True, exist_ok=True)
     split, = task.examples
-    return f"{task.write(split, outputs, folder)}: predictions of {cfg.init} for {command.value}"
+    path = keep_answers(command, cfg, lambda folder: task.write(split, outputs, folder))
+    return f"{path}: predictions of {cfg.init} for {command.value}"
 
 
 # Several runs of several tasks
@@ -418,6 +480,7 @@ def train_task(method, source, task, data, cfg, run, job):
 def predict_file(method, source, tokenizer, cfg, command, ranks):
     """--predict: the user's own file, with RUN/TASK of --init. Prints the file of the
     predictions."""
+    on_main(ranks, check_answers, command, cfg)
     task = open_file(command, cfg, tokenizer, method.recipes(cfg), method.kinds)
     model = method.load(task, source, cfg).to(ranks.device)
     outputs = predict(model, task, *task.splits, cfg, ranks.device)
@@ -485,6 +548,17 @@ def percent(scores):
     return ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
 
 
+def score_hint(entry):
+    """A hint on a task's score in a summary, "" for a good score."""
+    near = NEAR if entry["headline"] in CORRELATIONS else 0
+    if entry.get("constant"):
+        return "all labels of dev are equal, so its score shows nothing; add other labels to dev"
+    if entry["median"] > entry["majority_baseline"] + near:
+        return ""
+    return ("no better than the majority baseline; raise --finetune_epochs, or give --init a "
+            "longer pre-training")
+
+
 def print_summary(run, cfg):
     """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and
     their means."""
@@ -505,10 +579,9 @@ def print_summary(run, cfg):
         for split, count in entry.get("skipped", {}).items():
             line += f"; {count} malformed lines of {split} were skipped"
         print0(run.ranks, line)
-        near = NEAR if entry["headline"] in CORRELATIONS else 0
-        if not cfg.dry_run and entry["median"] <= entry["majority_baseline"] + near:
-            print0(run.ranks, f"{name}: no better than the majority baseline; raise "
-                              "--finetune_epochs, or give --init a longer pre-training")
+        hint = score_hint(entry)
+        if hint and not cfg.dry_run:
+            print0(run.ranks, f"{name}: {hint}")
         if "description" in entry:
             print0(run.ranks, f"{name}: {entry['description']}")
         if name in kept:

@@ -5,9 +5,10 @@
                              2,"It broke.",angry
 
 The first line names the columns. "label" is the label. Columns named id, idx or index are ignored.
-The other columns, one or two, are the texts. Labels are words, which are classes. If all labels are
-numbers and one has a decimal point, the task is a regression. In .tsv files nothing is quoted. The
-csv module reads .csv files. A test file needs no labels.
+The texts are one or two columns with the names TEXTS, or the only other column, or --columns.
+Labels are words, which are classes. If all labels are numbers and one has a decimal point, the task
+is a regression. --labels overrides this. In .tsv files nothing is quoted. The csv module reads .csv
+files. A test file needs no labels.
 """
 import csv
 import dataclasses
@@ -18,12 +19,16 @@ import warnings
 from pathlib import Path
 
 from common import glue, tasks
-from common.cli import UserError
+from common.cli import UserError, listed
 from common.files import read_json, read_text, write_json
 
 SPLITS = ("train", "dev", "test")
-ENDINGS = (".tsv", ".csv")
+ENDINGS = {".tsv": "\t", ".csv": ","}  # {suffix: separator}
 IGNORED = ("id", "idx", "index")  # columns
+TEXTS = frozenset("""
+    text text1 text2 text_a text_b sentence sentence1 sentence2 sentence_a sentence_b premise
+    hypothesis question question1 question2 query answer context passage
+""".split())  # usual names of columns with texts
 LABEL = "label"
 SEPARATORS = {";": "a semicolon", "\t": "a tab", ",": "a comma", "|": "a bar"}
 SPEC = "task.json"  # next to a fine-tuned model: its OwnSpec
@@ -45,16 +50,27 @@ class OwnSpec(glue.TaskSpec):
 
     @property
     def description(self):
-        kind = f"classes {', '.join(self.labels)}" if self.labels else "a regression"
-        return f"{kind}; texts: {', '.join(self.text)}"
+        kind = f"classes {listed(self.labels)}" if self.labels else "a regression"
+        return f"{kind}; texts: {listed(self.text)}"
+
+    @property
+    def other_kind(self):
+        """How to choose the other kind of task, "" for labels that are not numbers."""
+        if self.regression:
+            return " (--labels classes makes the numbers classes)"
+        numbers = all(map(NUMBER.fullmatch, self.labels))
+        return " (--labels numbers makes it a regression)" if numbers else ""
 
 
 class FolderName(str):
-    """The name of a user's own task, which is its folder's name. path: the folder."""
+    """The name of a user's own task, which is its folder's name. path: the folder. columns, labels:
+    the flags --columns and --labels."""
 
-    def __new__(cls, path):
+    def __new__(cls, path, columns="", labels="auto"):
         name = super().__new__(cls, Path(path).resolve().name)
         name.path = Path(path)
+        name.columns = tuple(map(str.strip, columns.split(","))) if columns else ()
+        name.labels = labels
         if name in RESERVED or name[0] == "." or name.endswith(RUN_FILES):
             raise UserError(f"{path}: a task cannot be called {str(name)!r}; rename the folder")
         return name
@@ -63,8 +79,8 @@ class FolderName(str):
         """{split: path}. search: only train and dev. UserError if one of these is missing."""
         found = {}
         for split in SPLITS:
-            paths = [self.path / f"{split}{ending}" for ending in ENDINGS]
-            there = [path for path in paths if path.is_file()]
+            there = [path for path in sorted(self.path.glob(f"{split}.*"))
+                     if path.stem == split and path.suffix.lower() in ENDINGS and path.is_file()]
             if len(there) > 1:
                 raise UserError(f"{there[0]}: there is {there[1].name} too; remove one of them")
             if there and not (search and split == "test"):
@@ -75,21 +91,22 @@ class FolderName(str):
 
 
 def read_table(path):
-    """(column names, [(line number, cells)]) of a .tsv or .csv file. UserError if a line has
-    another number of columns than the first."""
+    """(column names, [(line number, cells)]) of a .tsv or .csv file, or of a file whose first line
+    has either tabs or commas. UserError if a line has another number of columns than the first."""
     path = Path(path)
     text = read_text(path, FIX).rstrip("\n")
-    suspect_separator(path, text.split("\n")[0])
-    lines = [(number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1)]
-    if path.suffix == ".csv":
+    separator = separator_of(path, text.split("\n")[0])
+    if separator == ",":
         lines = csv_lines(path, text)
+    else:
+        lines = [(number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1)]
     if len(lines) < 2:
         raise UserError(f"{path}: no line follows the names of the columns; {FIX}")
     header = [name.strip() for name in lines[0][1]]
     header = [LABEL if name.lower() == LABEL else name for name in header]
     for number, cells in lines[1:]:
         if len(cells) != len(header):
-            hint = "quote texts with commas" if path.suffix == ".csv" else (
+            hint = "quote texts with commas" if separator == "," else (
                 "a tab in a text separates columns: use .csv")
             if not any(cells):
                 hint = "an empty line: delete it"
@@ -114,47 +131,57 @@ def csv_lines(path, text):
     return lines
 
 
-def suspect_separator(path, line):
-    """UserError if the first line has another separator than the file's."""
-    own = "," if path.suffix == ".csv" else "\t"
-    for separator, name in SEPARATORS.items():
-        if separator in line and own not in line:
+def separator_of(path, line):
+    """The separator of a file with this first line: by the suffix, or else by the line. UserError
+    if the line has another one."""
+    separator = ENDINGS.get(path.suffix.lower())
+    if not separator:
+        there = [each for each in ENDINGS.values() if each in line]
+        if len(there) != 1:
+            raise UserError(f"{path}: name it .csv (commas, quotes) or .tsv (tabs); its first line "
+                            "does not show which it is")
+        separator = there[0]
+    for other, name in SEPARATORS.items():
+        if other in line and separator not in line:
             raise UserError(f"{path}:1: one column, {line!r}; is the separator {name}? A .csv file "
                             "has commas, a .tsv file tabs")
+    return separator
 
 
-def text_columns(path, header):
-    """The names of the columns with texts, one or two."""
+def text_columns(path, header, chosen=()):
+    """The names of the columns with texts, one or two. chosen: of --columns."""
+    if chosen:
+        if len(chosen) > 2 or len({*chosen}) < len(chosen) or not {*chosen} <= {*header} - {LABEL}:
+            raise UserError(f"--columns {','.join(chosen)}: name one or two columns of {path} with "
+                            f"texts; it has {listed(header)}")
+        return chosen
     if "" in header:  # pandas writes its index so
         raise UserError(f"{path}:1: column {header.index('') + 1} has no name; call it id, which "
                         "is ignored, or name it as a text, or leave it out")
     columns = [name for name in header if name != LABEL and name.lower() not in IGNORED]
-    if len(columns) not in (1, 2):
-        raise UserError(f"{path}:1: {len(columns)} columns of texts ({', '.join(columns)}); there "
-                        f"must be one or two besides {LABEL}, {', '.join(IGNORED)}")
+    usual = all(name.lower() in TEXTS for name in columns)
+    if len(columns) != 1 and not (len(columns) == 2 and usual):
+        raise UserError(f"{path}:1: which columns are texts: {listed(columns)}? Name one or two, "
+                        "as in --columns text or --columns question,answer; others are ignored")
     return tuple(columns)
 
 
-def read_examples(path, task, labelled=True):
-    """The glue.Example list of a file, with the columns of an OwnSpec. labelled: reads a column
-    "label"."""
+def read_examples(path, task, labelled=True, fix="add such an example to train"):
+    """The glue.Example list of a file, with the columns of an OwnSpec. Ignores other columns.
+    labelled: reads a column "label". fix: for an unknown label."""
     header, lines = read_table(path)
     for name in (*task.text, *[LABEL] * labelled):
         if header.count(name) != 1:
             raise UserError(f"{path}:1: {header.count(name)} columns are named {name}; the texts "
-                            f"of {task.name} are in {', '.join(task.text)}; the columns here are "
-                            f"{', '.join(header)}")
-    more = [name or "without a name" for name in header
-            if name not in (*task.text, LABEL) and name.lower() not in IGNORED]
-    if labelled and more:
-        raise UserError(f"{path}:1: train has no column {', '.join(more)}; leave it out")
+                            f"of {task.name} are in {listed(task.text)}; the columns here are "
+                            f"{listed(header)}")
     examples = []
     for number, cells in lines:
         row = dict(zip(header, cells))
         texts = tuple(row[name] for name in task.text)
         if not all(text.strip() for text in texts):
             raise UserError(f"{path}:{number}: an empty text; write one, or leave the line out")
-        label = parse_label(row[LABEL], task, f"{path}:{number}") if labelled else None
+        label = parse_label(row[LABEL], task, f"{path}:{number}", fix) if labelled else None
         examples.append(glue.Example(texts, label))
     return examples
 
@@ -164,62 +191,80 @@ def read_folder(name, search=False):
     task = infer_task(name)
     splits = {}
     for split, path in name.files(search).items():
-        labelled = split != "test" or LABEL in read_table(path)[0]
-        splits[split] = read_examples(path, task, labelled)
+        if split == "test":
+            labelled = LABEL in read_table(path)[0]
+            fix = f"leave the column {LABEL} out of a test file without labels"
+            splits[split] = read_examples(path, task, labelled, fix)
+        else:
+            splits[split] = read_examples(path, task)
     there = {example.label for example in splits["dev"]}
     lacking = [label for number, label in enumerate(task.labels) if number not in there]
     if lacking:
-        warnings.warn(f"{name.files()['dev']}: no example of the label {', '.join(lacking)}, so "
-                      "its score does not cover it")
+        warnings.warn(f"{name.files()['dev']}: no example of the label {listed(lacking)}, so its "
+                      "score does not cover it")
     return task, splits
 
 
-def parse_label(cell, task, place):
+def parse_label(cell, task, place, fix="leave the line out"):
     """A label as class number, or as value with mean 0 and deviation 1 over the training file."""
     word = " ".join(cell.split())
     if task.regression:
         if not NUMBER.fullmatch(word):
-            raise UserError(f"{place}: the label {cell!r} is not a number, and the others are; "
-                            "correct it, or leave the line out")
+            raise UserError(f"{place}: the label {cell!r} is not a number, and the task is a "
+                            f"regression; correct it, or {fix}")
         if abs(float(word)) > LARGEST:
             raise UserError(f"{place}: the label {cell!r} is too large; divide all labels so that "
                             f"none is above {LARGEST:g}")
         return (float(word) - task.mean) / task.deviation
     if word not in task.labels:
-        known = ", ".join(task.labels[:20])
-        raise UserError(f"{place}: train has no label {cell!r}; it has {known}; correct it, or add "
-                        "such an example to train")
+        raise UserError(f"{place}: train has no label {cell!r}; it has {listed(task.labels[:20])}; "
+                        f"correct it, or {fix}")
     return task.labels.index(word)
 
 
-def infer_task(name):
-    """The OwnSpec of a FolderName, from its training file: columns, labels and metrics."""
-    path = name.files()["train"]
-    header, lines = read_table(path)
+def read_words(path, header, lines, kind):
+    """The labels of a training file as words. UserError for an empty one, or for one that is not
+    finite among numbers."""
     if header.count(LABEL) != 1:
         raise UserError(f"{path}:1: {header.count(LABEL)} columns are named {LABEL}, not one; the "
-                        f"columns are {', '.join(header)}")
+                        f"columns are {listed(header)}")
     words = [" ".join(cells[header.index(LABEL)].split()) for _, cells in lines]
-    text = text_columns(path, header)
     if "" in words:
         raise UserError(f"{path}:{lines[words.index('')][0]}: an empty label; write one, or leave "
                         "the line out")
-    numbers = [word for word in words if NUMBER.fullmatch(word)]
     not_finite = [word for word in words if NOT_FINITE.fullmatch(word)]
-    if not_finite and len(numbers) + len(not_finite) == len(words):
+    numbers = sum(bool(NUMBER.fullmatch(word)) for word in words)
+    if kind != "classes" and not_finite and numbers + len(not_finite) == len(words):
         line, _ = lines[words.index(not_finite[0])]
         raise UserError(f"{path}:{line}: the label {not_finite[0]!r} is not a finite number; the "
                         "others are numbers: write one, or leave the line out")
-    labels = tuple(sorted(set(words)))
+    return words
+
+
+def is_regression(words, kind):
+    """Whether labels are numbers of a regression. kind: --labels. auto: if one has a decimal point.
+    One word among numbers is a mistake, many words are classes."""
+    if kind != "auto":
+        return kind == "numbers"
+    numbers = [word for word in words if NUMBER.fullmatch(word)]
+    return len(numbers) >= 0.9 * len(words) and any("." in word for word in numbers)
+
+
+def infer_task(name):
+    """The OwnSpec of a FolderName, from its training file and flags: columns, labels and
+    metrics."""
+    path = name.files()["train"]
+    header, lines = read_table(path)
+    words = read_words(path, header, lines, name.labels)
+    text = text_columns(path, header, name.columns)
+    labels = tuple(tasks.sorted_labels(words))
     if len(labels) < 2:
         raise UserError(f"{path}: all labels are {labels[0]!r}; a task needs two classes; add "
                         "examples of another one")
-    decimal = any("." in word for word in numbers)
-    if any(map(DECIMAL_COMMA.fullmatch, words)):
+    if name.labels == "auto" and any(map(DECIMAL_COMMA.fullmatch, words)):
         warnings.warn(f"{path}: labels with a decimal comma are classes; write a decimal point for "
                       "a regression")
-    # one word among numbers is a mistake, many words are classes
-    if not decimal or len(numbers) < 0.9 * len(words):
+    if not is_regression(words, name.labels):
         return OwnSpec(str(name), labels, text, ("accuracy", "macro_f1"))
     task = OwnSpec(str(name), (), text, ("pearson", "spearman"))
     values = [parse_label(word, task, f"{path}:{number}")

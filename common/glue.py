@@ -163,6 +163,8 @@ def load_unlabelled(path, task):
     Every line needs a prediction. Missing text counts as empty, text after the last column is
     ignored, and one warning counts such lines.
     """
+    if Path(path).suffix.lower() == ".csv":  # its quotes would stay in the text
+        raise UserError(f"{path}: {task.name} reads .tsv files: tabs, no quotes; save it as one")
     lines = list(read_lines(path))
     header = lines.pop(0)[1] if lines else []
     if not {*task.text} <= {*header} or not lines:
@@ -267,13 +269,9 @@ def write_submission(folder, task, outputs, split):
 
 
 def write_cells(path, cells):
-    """Write one prediction per line, after its number. Returns the path. UserError if another kind
-    of file has its name, such as a user's own test.tsv."""
-    header = "index\tprediction\n"
-    if path.exists() and not path.read_bytes().startswith(header.encode()):
-        raise UserError(f"{path}: exists, and is no file of predictions; choose another --out")
+    """Write one prediction per line, after its number. Returns the path."""
     lines = [f"{index}\t{cell}\n" for index, cell in enumerate(cells)]
-    write_atomic(path, header + "".join(lines))
+    write_atomic(path, "index\tprediction\n" + "".join(lines))
     return path
 
 
@@ -309,6 +307,10 @@ class GlueTask(tasks.Task):
     @staticmethod
     def read_file(name, path, model):
         return tasks.Source({"test": load_unlabelled(path, TASKS[name])}, path, TASKS[name])
+
+    def context(self):
+        labels = self.splits["dev"].labels
+        return {**super().context(), "constant": bool((labels == labels[0]).all())}
 
     def score(self, split, outputs):
         """The official metrics as fractions, and "main". outputs: logits (n, classes) or scores (n,

@@ -328,14 +328,14 @@ class Run:
             write_json(self.folder / "done.json", result)
         self.result = as_json(result)
 
-    def print_next(self, cfg, best, *words, same=("task", "device")):
-        """Print the folder and the best file of a finished run, and the next command: these words,
+    def print_next(self, cfg, result, *words, same=("task", "device")):
+        """Print the folder and the main file of a finished run, and the next command: these words,
         and the given flags among `same`."""
         if not cfg.out:
             print0(self.ranks, f"dry run of --{self.command.action}: passed")
             return
         print0(self.ranks, f"{self.folder}: finished (--restart begins again); "
-                           f"best: {self.folder / best}")
+                           f"result: {self.folder / result}")
         if not words or cfg.dry_run:
             return
         for name in [name for name in same if name in self.command.given]:

@@ -12,7 +12,7 @@ and end at [CLS] and `impossible` set, in 1.1 and 2.0, as in BERT and ALBERT.
 """
 import math
 from array import array
-from collections import namedtuple
+from collections import Counter, namedtuple
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -25,6 +25,8 @@ from common.cli import UserError
 from common.files import existing, read_json, write_json
 
 FIX = "point --squad at the folder with the official train and dev JSON files"
+LAYOUT = ("an article has paragraphs; a paragraph context and qas; each of qas an id of its own, "
+          "question and answers; an answer text and answer_start")
 MAX_QUERY = 64  # tokens of a question
 N_BEST = 20  # starts, ends and answers to keep, as in the official script of BERT
 MAX_ANSWER = 30  # tokens
@@ -44,12 +46,18 @@ Predictions = namedtuple("Predictions", "texts nbest null_odds")
 
 
 def read_answers(entry, context, place):
-    """The answers of an entry of "qas". Raises UserError if one is not in the paragraph."""
+    """The answers of an entry of "qas", none if it says that it is impossible. Raises UserError if
+    one is not in the paragraph."""
+    impossible = entry.get("is_impossible", False)
+    if impossible not in (True, False):
+        raise ValueError(f"is_impossible is {impossible!r}, neither true nor false")
+    if impossible:
+        return ()
     answers = tuple((answer["text"], answer["answer_start"]) for answer in entry["answers"])
     for text, start in answers:
         if not text or start < 0 or not context.startswith(text, start):
             raise UserError(f"{place}: the answer {text[:50]!r} is not at character {start}; "
-                            "correct answer_start")
+                            "correct answer_start, or set is_impossible to true")
     return answers
 
 
@@ -71,15 +79,20 @@ def load(path, with_answers=True):
             for paragraph in article["paragraphs"]:
                 context = paragraph["context"]
                 for entry in paragraph["qas"]:
+                    place = f"{path}: question number {len(questions) + 1}"
                     place = f"{path}: question {entry['id']}"
                     "".join([entry["question"], context]).encode()  # fails: no text
                     answers = read_answers(entry, context, place) if with_answers else ()
                     questions.append(Question(entry["id"], entry["question"], context, answers))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except KeyError as error:
+        raise UserError(f"{place}: a part lacks {error}; {LAYOUT}") from None
+    except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{place}: not in the official layout ({type(error).__name__}: {error}); "
-                        "take the official SQuAD file") from None
-    if not questions or len({question.id for question in questions}) < len(questions):
-        raise UserError(f"{path}: no questions, or two with one id; take the official SQuAD file")
+                        f"{LAYOUT}") from None
+    ids = Counter(question.id for question in questions)
+    if not questions or len(ids) < len(questions):
+        fault = f"two questions have the id {ids.most_common(1)[0][0]!r}" if ids else "no questions"
+        raise UserError(f"{path}: {fault}; {LAYOUT}")
     return questions
 
 

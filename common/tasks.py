@@ -84,7 +84,8 @@ class Task:
 
     def context(self):
         """The context of a printed score: "headline", the name of the main metric,
-        "majority_baseline", "skipped" lines of each split, and a "file" for --predict."""
+        "majority_baseline", "skipped" lines of each split, and a "file" for --predict. Of GLUE also
+        "constant": whether all labels of dev are equal."""
         return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
                 "skipped": self.skipped, "file": str(self.file)}
 
@@ -114,6 +115,15 @@ class Task:
         for epoch in itertools.count(first):
             epoch_batches = batches(self.splits["train"], self.recipe.batch, seed, epoch)
             yield from itertools.islice(epoch_batches, skipped if epoch == first else 0, None)
+
+
+def sorted_labels(labels):
+    """The different labels, words, in order: numbers by size, or else by the alphabet."""
+    labels = sorted({*labels})
+    try:
+        return sorted(labels, key=float)
+    except ValueError:
+        return labels
 
 
 # Batches

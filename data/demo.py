@@ -20,8 +20,10 @@ import pathlib
 import pydoc_data.topics
 import random
 import re
+import shutil
 import sysconfig
 import tempfile
+import time
 from collections import namedtuple
 from itertools import chain
 
@@ -35,6 +37,7 @@ from data.text import split_sentences
 
 RECIPE = 16  # raised when a rule in this file changes. Demo data of another recipe is refused
 MARK = "demo.json"  # identifies a folder. Written last
+SCRATCH = "demo-unfinished-"  # the beginning of the name of a folder until it is complete
 SEED = 20
 
 # --- text ---
@@ -614,6 +617,14 @@ def is_complete(folder):
     return True
 
 
+def remove_killed(folder):
+    """Remove the unfinished demo data of killed processes. They were begun an hour ago or more,
+    since another process may be making its own."""
+    for scratch in folder.glob(f"{SCRATCH}*"):
+        if time.time() - scratch.stat().st_mtime > 3600:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
 def make_demo(folder):
     """Make the demo data in `folder`, unless it exists.
 
@@ -623,10 +634,11 @@ def make_demo(folder):
     two processes make it at once, the first to finish keeps its own. UserError if `folder` has
     other content. Complete demo data is only read, and may be on a read-only disk."""
     folder = pathlib.Path(folder)
+    remove_killed(folder.resolve().parent)
     if not is_complete(folder):
         place = folder.resolve()  # a link to an empty folder stays a link
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="demo-", dir=place.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=place.parent) as scratch:
             made = pathlib.Path(scratch, "demo")
             build(made)
             try:

@@ -20,9 +20,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common.cli import UserError
+from common.cli import UserError, listed
 from common.launch import generator_of, on_main, send
 from common.files import existing, read_json, write_json
+from common.tasks import sorted_labels
 
 LAYOUT = ("np.savez writes it, with images, uint8 (n, h, h, 3) or (n, h, h), and labels (n,), "
           "integers or words: data/README.md")
@@ -34,7 +35,7 @@ RECORD = 1 + 3 * 32 * 32  # bytes
 def find_batches(folder, split):
     """The files of "train" or "test"."""
     pattern = "data_batch_*.bin" if split == "train" else "test_batch.bin"
-    files = sorted(Path(folder).glob(pattern))
+    files = sorted(filter(Path.is_file, Path(folder).glob(pattern)))
     if not files:
         raise UserError(f"--cifar10 {folder}: there is no {pattern}, of CIFAR-10's binary version")
     return files
@@ -65,17 +66,24 @@ def read_array(path, name):
                         "pictures")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return file[name]
-    except (KeyError, ValueError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0].strip("'")
-        raise UserError(f"{path}: cannot be read ({reason}); {LAYOUT}") from None
+            array = file[name]
+        if not isinstance(array, np.ndarray):  # the bytes of a file that is no array
+            raise ValueError("not an array")
+        return array
+    except Exception as error:  # numpy, zipfile and zlib raise many kinds for a damaged file
+        reason = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+        raise UserError(f"{path}: {name} cannot be read ({reason}); {LAYOUT}") from None
 
 
 def read_images(path):
     """The images (N, 3, H, H) uint8 of a user's own npz file."""
     images = read_array(path, "images")
-    square = images.shape[1:2] == images.shape[2:3] and images.shape[3:] in ((), (3,))
-    if images.dtype != np.uint8 or images.ndim < 3 or not square or not images.size:
+    channels = images.ndim in (3, 4) and images.shape[3:] in ((), (3,))
+    square = channels and images.shape[1] == images.shape[2]
+    if channels and not square:
+        raise UserError(f"{path}: images are {images.shape[1]} x {images.shape[2]}; they must be "
+                        "square: crop or resize them, as the lines in data/README.md do")
+    if images.dtype != np.uint8 or not square or not images.size:
         raise UserError(f"{path}: images are {images.dtype} {images.shape}; {LAYOUT}")
     images = torch.from_numpy(images)
     if images.ndim == 3:
@@ -90,6 +98,10 @@ def read_npz(path):
     if labels.shape != (len(images),) or labels.dtype.kind not in "iuU":
         raise UserError(f"{path}: labels are {labels.dtype} {labels.shape} for {len(images)} "
                         f"images; {LAYOUT}")
+    for label in np.unique(labels).astype(str).tolist():
+        if len(label.splitlines()) != 1:
+            raise UserError(f"{path}: the label {label!r} is empty or has a line break, but "
+                            "predictions have one label per line; rename it")
     return images, labels
 
 
@@ -100,7 +112,7 @@ def class_numbers(labels, classes, path):
     unknown = [label for label in labels if label not in number]
     if unknown:
         raise UserError(f"{path}: the label {unknown[0]!r} is none of the training images' "
-                        f"classes: {', '.join(classes)[:200]}")
+                        f"classes: {listed(classes)[:200]}")
     return torch.tensor([number[label] for label in labels])
 
 
@@ -119,7 +131,7 @@ def find_images(flag, folder, split):
 
 def classes_of(labels):
     """The sorted names of the classes of labels."""
-    return np.unique(labels).astype(str).tolist()
+    return sorted_labels(np.unique(labels).astype(str).tolist())
 
 
 def read_training(flag, folder):
@@ -214,6 +226,7 @@ class Pictures:
         else:
             path = path / "test.npz"
             images, labels = read_npz(path)
+            on_main(self.ranks, print_differences, path, images, self.image, self.spec)
         class_numbers(labels, self.classes, path)  # UserError for an unknown one
         return images, labels.astype(str).tolist()
 
@@ -247,9 +260,8 @@ class TrainingPictures(Pictures):
     def facts(self):
         """A line about the training images."""
         width = self.images.shape[-1]
-        words = ", ".join(self.classes)
-        return (f"{self.folder}: {len(self.labels):,} training images of "
-                f"{width} x {width}, {len(self.classes)} classes ({words[:100]})")
+        return (f"{self.folder}: {len(self.labels):,} training images of {width} x {width}, "
+                f"{len(self.classes)} classes ({listed(self.classes)[:100]})")
 
     def permutation(self, count, *key):
         return torch.randperm(count, generator=generator_of(self.seed, *key))

@@ -157,7 +157,8 @@ def find_own_tasks(tasks, action):
         if isinstance(name, FolderName):
             task, splits = read_folder(name, search)
             counts = ", ".join(f"{len(examples):,} {split}" for split, examples in splits.items())
-            print(f"{name.path}: {task.description}; examples: {counts}", flush=True)
+            print(f"{name.path}: {task.description}; examples: {counts}{task.other_kind}",
+                  flush=True)
             paths += map(str, name.files(search).values())
     return {flag: paths} if paths else {}
 
@@ -209,12 +210,12 @@ def print_near_baseline(ranks, scores, baselines):
         print0(ranks, f"{name}: near the baseline; {hint}")
 
 
-def print_after_training(run, cfg, best, ending="-exported"):
+def print_after_training(run, cfg, weights, ending="-exported"):
     """Print the result of a training on text, and the next commands: a fine-tuning and, on the
     user's own data, an export."""
     demo = is_demo(cfg.corpus)
     action = ["--finetune", "SST-2"] if demo else ["--export", f"{run.folder}{ending}"]
-    run.print_next(cfg, best, *action, "--init", run.folder)
+    run.print_next(cfg, weights, *action, "--init", run.folder)
     if not (cfg.dry_run or demo):
         print0(run.ranks, f"with a FOLDER of your own, of train.tsv and dev.tsv (data/README.md): "
                           f"python {run.command.program}.py --finetune FOLDER --init {run.folder}")

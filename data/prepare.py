@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":  # Python looks for modules in data/, not in the repository above it
     sys.path[0] = str(HERE.parent)
 
-from common.cli import Parser, run  # noqa: E402
+from common.cli import Parser, check_range, run  # noqa: E402
 from data.demo import make_demo  # noqa: E402
 from data.download import TABLE, download  # noqa: E402
 from data.text import DOCUMENTS, fitting_vocabulary, make_corpus, text_files  # noqa: E402
@@ -38,11 +38,15 @@ def fetch(args):
 
 def corpus(args):
     """Train or load the tokenizer and make the token files."""
+    check_range("workers", args.workers, "[>= 1]")
+    check_range("vocab_size", args.vocab_size, "[>= 0]")
     vocab_size = args.vocab_size or fitting_vocabulary(text_files(args.corpus))
     tokenizer, made = make_corpus(
         args.corpus, args.to, vocab_size, args.tokenizer, args.workers, args.documents)
     print(f"{args.to}: a vocabulary of {tokenizer.vocab_size:,} tokens; {made.summary()}")
-    print(f"next: python albert.py --pretrain --corpus {shlex.quote(args.to)}")
+    # novels taught no sentence order (tests/claims/README.md, order-novels)
+    objective = " --objective none" if args.documents == "file" else ""
+    print(f"next: python albert.py --pretrain --corpus {shlex.quote(args.to)}{objective}")
 
 
 def parser():

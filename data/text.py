@@ -36,10 +36,12 @@ import sentencepiece
 from tqdm import tqdm
 
 from common.cli import UserError
-from common.files import fingerprints, read_json, waiting_lock, write_atomic, write_json
+from common.files import fingerprints, lock, read_json, waiting_lock, write_atomic, write_json
+from common.run import LOCK
 from common.tokenization import load_tokenizer, preprocess
 from data.corpus import NAMES, Corpus, read_meta
 
+MARK = "vocabulary.json"  # in the folder of a corpus: what it was made from
 DOCUMENTS = ("blank", "file", "line")  # what ends a document
 FORMAT = 1  # of the token files. Another number makes all caches anew
 THREADS = 2  # of SentencePiece for a corpus. Its result depends on them
@@ -68,13 +70,18 @@ DELIMITER = "\ue000"  # a private character. In training no token of SentencePie
 # --- reading text --------------------------------------------------------------------------------
 
 def text_files(paths):
-    """The files of `paths`: files themselves, and *.txt in folders at any depth, sorted."""
+    """The files of `paths`: files themselves, and *.txt in folders at any depth, sorted. Warns of
+    those that are no regular files, such as pipes, which would never end."""
     files = []
     for path in map(Path, paths):
         inside = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
-        if not path.exists() or not inside:
+        regular = [each for each in inside if each.is_file()]
+        if not regular:
             raise UserError(f"{path}: there is no such file or folder, or no *.txt file is in it")
-        files += inside
+        for each in inside:
+            if not each.is_file() and not each.is_dir():
+                warnings.warn(f"{each}: not read, since it is not a regular file")
+        files += regular
     for path in files:
         with open(path, "rb") as file:
             if b"\0" in file.read(WINDOW):
@@ -191,7 +198,8 @@ def vocabulary_fault(vocab_size, fitting, error):
     suits the text."""
     if largest := re.search(r"too high .* <= (\d+)", str(error)):
         suits = f"; {fitting} suits it" if fitting < int(largest[1]) else ""
-        return f"--vocab_size {largest[1]} is the largest that this text allows{suits}"
+        return (f"too little text for a vocabulary of {vocab_size} tokens; give more text, or "
+                f"--vocab_size {largest[1]}, the largest that it allows{suits}")
     if smallest := re.search(r"smaller than required_chars. \d+ vs (\d+)", str(error)):
         return f"--vocab_size {vocab_size} is below {smallest[1]}, the characters of this text"
     return f"no --vocab_size {vocab_size} can be trained on this text: {error}"
@@ -328,29 +336,43 @@ def difference(before, about):
     return f"was made with {', '.join(parts)}"
 
 
+def other_content(folder, about):
+    """The difference between the content of a folder and a corpus with this vocabulary.json, in
+    words. "" without one."""
+    mark = folder / MARK
+    # earlier versions left "blank" out
+    before = {"documents": "blank", **read_json(mark)} if mark.exists() else {}
+    own = {folder / LOCK} | ({mark} if "sources" in before else set())
+    return difference(before, about) if {*folder.glob("*")} - own and before != about else ""
+
+
+def check_folder(folder, about):
+    """UserError if a folder has other content than a corpus with this vocabulary.json."""
+    if words := other_content(folder, about):
+        raise UserError(f"{folder}: {words}; choose another folder")
+
+
 def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="blank",
                 replace=False):
     """Make a tokenizer, trained on the text or copied from the path `tokenizer`, and the token
     files, all in a folder. Returns (tokenizer, Corpus). documents: as in prepare_corpus.
 
     vocabulary.json, which is written first, records their sources, so that the same command
-    continues. UserError if the folder has other content, unless replace deletes it.
+    continues. UserError if another process makes a corpus in the folder, or if the folder has other
+    content, unless replace deletes it.
     """
     folder = Path(folder)
     files = text_files(paths)
     given = tokenizer and load_tokenizer(tokenizer)
     about = {"vocab_size": vocab_size, "tokenizer": given and given.fingerprint,
              "documents": documents, "sources": fingerprints(files)}
-    mark = folder / "vocabulary.json"
-    # earlier versions left "blank" out
-    before = {"documents": "blank", **read_json(mark)} if mark.exists() else {}
-    others = {*folder.glob("*")} - ({mark} if "sources" in before else set())
-    if others and before != about:
-        if not replace:
-            raise UserError(f"{folder}: {difference(before, about)}; choose another folder")
+    if replace and other_content(folder, about):
         shutil.rmtree(folder)
+    check_folder(folder, about)  # first, so that no lock file is left in a folder of the user
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(mark, about)
+    lock(folder / LOCK)
+    check_folder(folder, about)  # another process may have made a corpus before the lock
+    write_json(folder / MARK, about)
     model = folder / "spiece.model"
     if given:
         given.save(folder)

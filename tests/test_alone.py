@@ -37,6 +37,23 @@ def run_alone(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_a_file_next_to_another_package_common_is_imported(name, tmp_path, monkeypatch):
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common/__init__.py").write_text("theirs = 1\n")
+    shutil.copy(ROOT / f"{name}.py", tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for module in [*sys.modules]:
+        if module.split(".")[0] in (name, "common"):
+            monkeypatch.delitem(sys.modules, module)
+    try:
+        assert importlib.import_module(name).__file__ == str(tmp_path / f"{name}.py")
+        assert importlib.import_module("common").theirs == 1
+    finally:
+        for module in (name, "common"):
+            sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_a_command_of_a_file_alone_names_what_it_lacks(name, tmp_path, monkeypatch, capsys):
     shutil.copy(ROOT / f"{name}.py", tmp_path)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--describe"])

@@ -223,7 +223,7 @@ def test_a_vocabulary_that_the_tasks_do_not_allow_is_told(monkeypatch, capsys):
         write(f"reviews/{split}.csv", REVIEWS[split])
     assert call("autobert_zero --finetune reviews --vocab_size 999 --out run", monkeypatch) == 2
     line = capsys.readouterr().err
-    assert "the training text of reviews: --vocab_size" in line and "is the largest" in line
+    assert "the training text of reviews: too little text" in line and "the largest" in line
 
 
 def test_recipes_are_the_papers():

@@ -2,11 +2,13 @@
 folders, and whole runs on tiny data."""
 import collections
 import functools
+import json
 import math
 import random
 import re
 import shlex
 import statistics
+import sys
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from common.cli import Command
 from common.files import read_json, read_jsonl
 from common.run import keep_model
 from common.tokenization import load_tokenizer
+from data import hf_models
 
 BASE = atb.Config()
 TINY = atb.Config(
@@ -501,6 +504,34 @@ def test_exports_open_with_auto_model(kind, text, words, transformers):
     close(outputs[where], expected[where])
 
 
+@pytest.mark.peers
+def test_an_export_measures_the_folder_like_the_encoder(finished, works, monkeypatch, capsys,
+                                                        transformers):
+    """On the tokens and threads of the search, or of flags. What is not installed is told."""
+    timed = []
+
+    def passes(run, cfg):
+        output = run()
+        exported = isinstance(output, dict)
+        timed.append((exported, cfg.latency_threads, output[0].shape[:-1]))
+        return 2.5 if exported else 1.25
+
+    monkeypatch.setattr(atb, "time_passes", passes)
+    search = finished("autotinybert search")
+    for flags, threads, tokens in (("", 1, 16), ("--latency_length 24 --latency_threads 2", 2, 24)):
+        timed.clear()
+        works(f"autotinybert --export hf{tokens} --init {{search}} {flags}", search=search)
+        assert timed[-2:] == [(False, threads, ()), (True, threads, (1, tokens))]
+        line = capsys.readouterr().out.splitlines()[-1]
+        assert line == (
+            "latency: 1.25 ms (encoder and pooler of this file, one sequence of "
+            f"{tokens} tokens, no padding, cpu, {threads} thread(s)); the exported folder: "
+            "2.5 ms with transformers")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    works("autotinybert --export without --init {search}", search=search)
+    assert "folder: not measured (pip install transformers)" in capsys.readouterr().out
+
+
 # --- whole runs -----------
 
 @pytest.fixture
@@ -552,6 +583,7 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monke
     printed = capsys.readouterr().out
     assert f"{whole}: its 25 latencies are used again" in printed
     assert f"limit of --latency_limit {limit:g} is" in printed
+    assert "timed: encoder and pooler of this file, one sequence of 16 tokens, no pad" in printed
     assert not re.search("baseline.*MLM-saved", printed)
     best = read_json("run/best.json")
     assert best["milliseconds"] <= limit == best["limit_milliseconds"]
@@ -687,3 +719,22 @@ def test_a_fine_tuning_scores_tasks_and_masked_words(ready, flags, whole):
     result = read_json("run/done.json")
     mlm = result["mlm"]
     assert mlm["main"] == pytest.approx(1 - mlm["loss"] / math.log(300))
+
+
+@pytest.mark.parametrize("flags, arch", [("", "1-16-16-2-16"), ("--arch 1-8-8-1-6", "1-8-8-1-6")])
+def test_a_description_of_a_model_has_its_vocabulary_and_positions(flags, arch, works, capsys):
+    """Of a run or a Hugging Face folder, though it is no SuperPLM."""
+    works("autotinybert --export hf --init {autotinybert}")
+    weights = hf_models.read_weights("hf")
+    table = "bert.embeddings.position_embeddings.weight"
+    weights[table] = weights[table][:32]
+    hf_models.write_weights("hf/model.safetensors", weights)
+    tokens = read_json("hf/config.json")["vocab_size"]
+    hidden = atb.parse_arch(arch).hidden
+    for init, positions in (("hf", 32), ("{autotinybert}", 512)):
+        capsys.readouterr()
+        works(f"autotinybert --describe --init {init} {flags}")
+        described = json.loads(capsys.readouterr().out)
+        assert described["arch"] == arch
+        assert described["parts"]["token_embedding"] == tokens * hidden
+        assert described["parts"]["position_embedding"] == positions * hidden

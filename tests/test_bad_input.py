@@ -19,6 +19,7 @@ import torch
 from conftest import filled
 from small_runs import ARCH, FEW, SEARCHES, TRAINED, TUNED, call, write
 
+from common.files import read_json
 from common.run import PREPARED
 
 
@@ -45,6 +46,14 @@ def edit(name, how):
 
 def drop(name):
     return lambda here, ready: (here / name).unlink()
+
+
+def add_writes(name):
+    """Name one more file that --restart would delete."""
+    def change(here, ready):
+        config = read_json(here / "config.json")
+        write(here / "config.json", {**config, "writes": [*config["writes"], name]})
+    return change
 
 
 def broken(here, ready):
@@ -119,6 +128,10 @@ TABLE = [
      copy("corpus", edit("tokens.bin", half))),
     ("albert --predict {here}/mine.tsv --init {tuned}/CoLA", "mine.tsv:1: no column is named",
      put("mine.tsv", "text\nA man sat.\n")),
+    ("albert --predict {here}/p.CSV --init {tuned}/CoLA", "p.CSV: CoLA reads .tsv files",
+     put("p.CSV", 'sentence\n"A man, ""old"", sat."\n')),
+    ("data/prepare corpus --corpus {here}/a.txt --to {here}/to --workers 0", "--workers 0: & >= 1",
+     LONG_TEXT),
     # weights
     (INIT, "another version", copy("albert", edit("config.json", lambda old: old.replace(
         b'"lr"', b'"rate"')))),
@@ -162,6 +175,9 @@ TABLE = [
      ALBERT),
     (TRAINED["albert"], "not a run folder", put("out/log.jsonl", "theirs")),
     (TUNED.replace("{glue}", "typo") + " --restart", "typo", copy("tuned", to="out")),  # mistyped
+    *[(f"{TUNED} --restart", f"config.json: writes: {name!r} is not the plain",
+       copy("tuned", add_writes(name), to="out"), put("precious/a.txt", "theirs"))
+      for name in ("../precious", "*", "/precious", "..", "a/b", "[a]")],
     # flags (more in test_cli.py)
     ("albert --pretrain --corpus {corpus} --device cuda:99", "device cuda:99"),
     ("albert --pretrain --corpus {corpus} --hidden 30 --heads 4", "hidden 30"),
@@ -176,6 +192,9 @@ TABLE = [
      "the fastest architecture takes"),
     (f"autotinybert --search {SEARCHES['autotinybert']} --init {{autotinybert}}", "never trained"),
     ("autotinybert --search --speedup 2 --latency_limit 1", "give one of them"),
+    ("autotinybert --search --latency_limit 0", "--latency_limit 0.0: & > 0"),
+    ("mformer --search --latency_limit 0", "--latency_limit 0.0: & > 0"),
+    ("mformer --train --task wmt14 --languages fr fr", "--languages fr fr & two different"),
     ("autobert_zero --search --steps 0", "--steps 0"),
     ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D38
     ("autobert_zero --search --tasks ''", "choose from"),
@@ -284,6 +303,19 @@ def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(
     assert all((out / name).read_text() == "theirs" for name in theirs)
     assert (tmp_path / "theirs/a.json").exists()
     assert not (out / "config.json.partial-7").exists()
+
+
+def test_restart_keeps_a_users_files_in_the_folder_of_a_task(ready, works, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(ready["tuned"], out)
+    theirs = [out / "CoLA/notes.txt", out / "CoLA/plots/a.png"]
+    for path in theirs:
+        write(path, "theirs")
+    write(out / "CoLA/training.pt.partial-7", "torn")
+    assert (out / "CoLA/checkpoint.pt").exists()
+    works(f"{TUNED.replace('CoLA', 'RTE')} --restart --out {{out}}", out=out)
+    assert sorted(path for path in (out / "CoLA").rglob("*") if path.is_file()) == sorted(theirs)
+    assert (out / "RTE/checkpoint.pt").exists()
 
 
 def test_a_vocabulary_of_equal_size_and_other_subwords_is_refused(ready, fails, works):

@@ -68,7 +68,8 @@ def test_the_help_of_mformer_has_what_a_run_of_each_task_takes(capsys):
         module.main(["--help"])
     printed = " ".join(capsys.readouterr().out.split())
     assert f"with --task wmt14: {taken['wmt14'].vocab_size})" in printed
-    assert f"(default: {taken['cifar10'].steps}; with --task wmt14: {taken['wmt14'].steps})" in printed
+    steps = taken["cifar10"].steps, taken["wmt14"].steps
+    assert "(default: {}; with --task wmt14: {})".format(*steps) in printed
 
 
 def test_a_dry_run_overrides_the_preset_and_stays_out_of_the_folder_of_the_real_one():

@@ -1,6 +1,8 @@
 """Corpora: reading text, whole or no token files, and the examples cut from them."""
+import fcntl
 import math
 import multiprocessing
+import os
 import re
 import signal
 import textwrap
@@ -18,7 +20,8 @@ from common.cli import Stop, UserError
 from common.tokenization import load_tokenizer
 from data import text as module
 from data.corpus import Corpus, join
-from data.text import chunks, make_corpus, prepare_corpus, read_documents, split_sentences
+from data.text import (
+    chunks, make_corpus, prepare_corpus, read_documents, split_sentences, text_files)
 
 WORDS = [f"w{i}" for i in range(3000)]
 SENTENCES = [
@@ -98,13 +101,14 @@ def test_short_documents_and_paragraphs_of_a_book_get_a_hint(text, documents, su
 
 def test_a_vocabulary_too_large_for_the_text_names_the_largest(capsys, monkeypatch):
     text = write("t.txt", "the cat sat on the mat.\nthe dog ran.\n" * 5)
-    message = r"t.txt: --vocab_size 20 is the largest that this text allows$"
+    message = (r"t.txt: too little text for a vocabulary of 30000 tokens; give more text, or "
+               r"--vocab_size 20, the largest that it allows$")
     with pytest.raises(UserError, match=message):
         make_corpus([text], "out", 30_000)
     with pytest.raises(UserError, match="--vocab_size 5 is below 19"):
         make_corpus([text], "out", 5)
     monkeypatch.setattr(module, "VOCABULARIES", ((math.inf, 19),))
-    with pytest.raises(UserError, match="--vocab_size 20 is the largest .*; 19 suits it$"):
+    with pytest.raises(UserError, match="--vocab_size 20, the largest .*; 19 suits it$"):
         make_corpus([text], "out", 30_000)
     tokenizer, _ = make_corpus([text], "out", 20)
     assert tokenizer.vocab_size == 20
@@ -161,6 +165,47 @@ def test_a_folder_is_made_once():
         make_corpus([text], "out", 14, documents="file")
     tokenizer, _ = make_corpus([text], "out", 15, replace=True)
     assert tokenizer.vocab_size == 15
+
+
+def test_two_processes_do_not_make_a_corpus_in_one_folder(monkeypatch):
+    """The second one stops, also if the first one ends between its check and its lock."""
+    text = write("t.txt", "w1 w2 ab bc cd.\n" * 9)
+    with open(write("out/run.lock", "process 7 on elsewhere")) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="out: locked by process 7 on elsewhere; wait"):
+            make_corpus([text], "out", 14)
+        assert [path.name for path in Path("out").iterdir()] == ["run.lock"]
+
+    whole = module.lock
+
+    def late(path):
+        monkeypatch.setattr(module, "lock", whole)
+        make_corpus([text], "out", 14, documents="file")
+
+    monkeypatch.setattr(module, "lock", late)
+    with pytest.raises(UserError, match="out: was made with --documents file, now blank"):
+        make_corpus([text], "out", 14)
+    assert Corpus("out").meta["documents"] == 1
+
+
+def test_a_folder_of_another_kind_gets_no_lock():
+    text = write("t.txt", "w1 w2 ab bc cd.\n" * 9)
+    write("mine/a.txt", "theirs")
+    with pytest.raises(UserError, match="mine: "):
+        make_corpus([text], "mine", 14)
+    assert [path.name for path in Path("mine").iterdir()] == ["a.txt"]
+
+
+def test_only_regular_files_are_text():
+    write("b/a.txt", "A man sat.\n")
+    write("b/c.txt/d.txt", "A man ran.\n")
+    os.mkfifo("b/pipe.txt")
+    with pytest.warns(UserWarning, match="b/pipe.txt: not read") as told:
+        files = text_files(["b"])
+    assert [path.as_posix() for path in files] == ["b/a.txt", "b/c.txt/d.txt"]
+    assert len(told) == 1
+    with pytest.raises(UserError, match="b/pipe.txt: there is no such file"):
+        text_files(["b/pipe.txt"])
 
 
 # --- examples ------------------------------------------------------------------------------------

@@ -179,6 +179,27 @@ def test_of_two_processes_the_first_keeps_its_demo_data(small_build, monkeypatch
     assert [*Path().iterdir()] == [Path("demo")]
 
 
+def test_what_a_killed_process_has_left_is_removed_after_an_hour(small_build, monkeypatch):
+    """Before, it may be another process's. A user's folders stay."""
+    def stop(folder):
+        write(folder / "corpus/a.txt", "A")
+        os._exit(9)  # without clean-up
+
+    with monkeypatch.context() as patch:
+        patch.setattr(making, "build", stop)
+        if not (child := os.fork()):
+            make_demo(Path("demo"))
+        os.waitpid(child, 0)
+    (left,) = Path().iterdir()
+    Path("demo-mine").mkdir()
+    os.utime("demo-mine", (0, 0))
+    make_demo(Path("demo"))
+    assert {path.name for path in Path().iterdir()} == {"demo", "demo-mine", left.name}
+    os.utime(left, (0, 0))
+    make_demo(Path("demo"))  # complete
+    assert {path.name for path in Path().iterdir()} == {"demo", "demo-mine"}
+
+
 def test_demo_data_is_known_by_what_is_there_and_not_by_its_name(demo):
     Path("data/demographics").mkdir(parents=True)
     assert not is_demo("data/demographics")

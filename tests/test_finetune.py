@@ -56,6 +56,7 @@ def test_the_majority_baseline(tasks):
     labels = tasks["MNLI"].splits["dev"].labels
     assert tasks["MNLI"].majority_baseline == max(np.bincount(labels)) / len(labels)
     assert tasks["CoLA"].majority_baseline == 0
+    assert not tasks["CoLA"].context()["constant"]
     impossible = [not question.answers for question in tasks["SQuAD2.0"].examples["dev"]]
     assert tasks["SQuAD2.0"].majority_baseline == pytest.approx(np.mean(impossible))
 
@@ -130,20 +131,27 @@ def test_micro_batches_have_the_gradient_of_the_batch():
         torch.testing.assert_close(loss, 4 * model.weight.sum())
 
 
-@pytest.mark.parametrize("headline, score, baseline, poor", [
-    ("accuracy", 0.6, 0.6, True),
-    ("accuracy", 0.61, 0.6, False),
-    ("pearson", 0.04, 0.0, True),
-    ("pearson", -1.0, 0.0, True),
-    ("pearson", 0.3, 0.0, False),
+POOR = "no better than the majority baseline; raise --finetune_epochs"
+CONSTANT = "all labels of dev are equal"
+
+
+@pytest.mark.parametrize("headline, score, baseline, constant, hint", [
+    ("accuracy", 0.6, 0.6, False, POOR),
+    ("accuracy", 0.61, 0.6, False, ""),
+    ("pearson", 0.04, 0.0, False, POOR),
+    ("pearson", -1.0, 0.0, False, POOR),
+    ("pearson", 0.3, 0.0, False, ""),
+    ("pearson", 0.0, 0.0, True, CONSTANT),
+    ("accuracy", 1.0, 1.0, True, CONSTANT),
 ])
 def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
-        headline, score, baseline, poor, capsys):
+        headline, score, baseline, constant, hint, capsys):
     entry = {
         "headline": headline,
         "median": score,
         "metrics": {"main": score},
         "majority_baseline": baseline,
+        "constant": constant,
         "n": 1,
         "diverged": 0,
     }
@@ -152,7 +160,7 @@ def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
         ranks=ALONE, folder=Path(), finished=lambda: result, print_result=lambda *words: None)
     finetune.print_summary(run, Config())
     printed = capsys.readouterr().out
-    assert ("no better than the majority baseline; raise --finetune_epochs" in printed) == poor
+    assert [each in printed for each in (POOR, CONSTANT)] == [hint == POOR, hint == CONSTANT]
 
 
 def job(name, task, score):

@@ -24,9 +24,10 @@ def test_the_next_command_works_when_it_is_pasted(run, ready, works, capsys):
     works(TRAINED[run] + " --out run")
     printed = capsys.readouterr().out
     assert "run: finished" in printed
-    assert Path(re.search("best: (.+)", printed)[1]).exists()
+    assert Path(re.search("result: (.+)", printed)[1]).exists()
     if run != "mformer":  # a user's own text
         assert "--finetune FOLDER" in printed
+        assert re.search(r"at --length \d+; losses at other lengths do not compare", printed)
     if run in ("albert", "autobert_zero"):  # two steps
         assert "mlm_accuracy: near the baseline; more --steps help" in printed
     if run == "mformer":

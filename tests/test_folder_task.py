@@ -9,12 +9,17 @@ from small_runs import FEW, REVIEWS, call, next_command, write
 from common import folder_task, metrics
 from common.files import read_json, write_json
 from common.cli import Command, UserError
-from common.finetune import answer_folder, parse_tasks
+from common.finetune import answer_path, parse_tasks
+from common.tasks import Recipe
+from common.tokenization import load_tokenizer
 
-def make(folder, train=REVIEWS["train"], dev=REVIEWS["dev"], ending="csv"):
+OWN = SimpleNamespace(columns="", labels="auto")  # the flags of own tasks
+
+
+def make(folder, train=REVIEWS["train"], dev=REVIEWS["dev"], ending="csv", **flags):
     write(f"{folder}/train.{ending}", train)
     write(f"{folder}/dev.{ending}", dev)
-    return folder_task.FolderName(folder)
+    return folder_task.FolderName(folder, **flags)
 
 
 def test_classes_are_words_and_csv_has_quotes():
@@ -28,11 +33,18 @@ def test_classes_are_words_and_csv_has_quotes():
     assert [label for _, label in folder_task.read_examples(name.files()["dev"], task)] == [0, 2]
 
 
+def test_equal_labels_in_dev_are_in_the_result(ready):
+    one = "text,label,id\nIt broke.,angry,1\nGood.,angry,2\n"
+    source = folder_task.FolderTask.read(make("reviews", dev=one), "")
+    task = folder_task.FolderTask("reviews", source, load_tokenizer(ready["corpus"]), Recipe(1, 1))
+    assert task.context()["constant"]
+
+
 def test_numbers_with_a_decimal_point_are_a_regression():
-    train = "a\tb\tlabel\nx\ty\t100.5\nz\tw\t200.5\n"
-    name = make("t", train, "a\tb\tlabel\nx\ty\t350\n", "tsv")
+    train = "Text1\ttext2\tlabel\nx\ty\t100.5\nz\tw\t200.5\n"
+    name = make("t", train, "Text1\ttext2\tlabel\nx\ty\t350\n", "tsv")
     task, splits = folder_task.read_folder(name)
-    assert (task.regression, task.text) == (True, ("a", "b"))
+    assert (task.regression, task.text) == (True, ("Text1", "text2"))
     assert [example.label for example in splits["train"]] == [-1, 1]
     path = folder_task.write_predictions(Path("dev.tsv"), task, [[splits["dev"][0].label]])
     assert path.read_text().split()[2:] == ["0", "350"]
@@ -42,10 +54,84 @@ def test_numbers_with_a_decimal_point_are_a_regression():
     assert splits["dev"][0].label == 0
 
 
+@pytest.mark.parametrize("words, flag, labels, other", [
+    ("10 9 2", "auto", "2 9 10", "--labels numbers"),  # not in the order of the text
+    ("b 10 9", "auto", "10 9 b", ""),
+    ("0.0 1.0", "auto", "", "--labels classes"),
+    ("1.0 0.0", "classes", "0.0 1.0", "--labels numbers"),
+    ("1 2", "numbers", "", "--labels classes"),
+    ("nan x", "classes", "nan x", ""),
+])
+def test_labels_are_classes_or_numbers(words, flag, labels, other):
+    lines = "".join(f"A\t{word}\n" for word in words.split())
+    task = folder_task.infer_task(make("t", "text\tlabel\n" + lines, "", "tsv", labels=flag))
+    assert task.labels == tuple(labels.split())
+    assert (other in task.other_kind) and bool(other) == bool(task.other_kind)
+
+
+def own_task(header, columns):
+    """(task, examples by split) of a task whose texts are the names of their columns."""
+    lines = [header.replace("label", word) for word in ("label", "x", "y")]
+    table = "".join(f"{line}\n" for line in lines)
+    return folder_task.read_folder(make("t", table, table, columns=columns))
+
+
+@pytest.mark.parametrize("header, columns, text", [
+    ("sentence,source,label", "sentence", "sentence"),
+    ("a,b,label", "b, a", "b a"),
+    ("Premise,HYPOTHESIS,label", "", "Premise HYPOTHESIS"),
+    ("review,id,label", "", "review"),
+])
+def test_texts_are_in_columns_with_usual_names_or_named_ones(header, columns, text):
+    task, splits = own_task(header, columns)
+    assert task.text == splits["dev"][0].texts == tuple(text.split())
+
+
+@pytest.mark.parametrize("header, columns, message", [
+    ("source,sentence,label", "", "which columns are texts: source, sentence"),
+    ("question,answer,passage,label", "", "which columns are texts"),
+    ("a,b,label", "c", "--columns c: name one or two columns"),
+    ("a,b,label", "label", "--columns label: name"),
+    ("a,b,label", "a,a", "--columns a,a: name"),
+])
+def test_other_columns_than_those_of_texts_are_no_texts(header, columns, message):
+    with pytest.raises(UserError, match=message):
+        own_task(header, columns)
+
+
+def first_text(file, content):
+    """The text of a file's only example."""
+    task = folder_task.OwnSpec("t", ("x", "y"), ("text",), ("accuracy",))
+    example, = folder_task.read_examples(write(file, content), task, labelled=False)
+    return example.texts[0]
+
+
+@pytest.mark.parametrize("file, content, text", [
+    ("p.CSV", 'text,label\n"A, ""b""",x\n', 'A, "b"'),
+    ("p.txt", 'text,label\n"A, ""b""",x\n', 'A, "b"'),
+    ("p.txt", 'text\tlabel\n"A, b"\tx\n', '"A, b"'),
+    ("p.TSV", 'text\tlabel\n"A, b"\tx\n', '"A, b"'),
+    ("p.csv", 'text\n"A, b"\n', "A, b"),
+])
+def test_commas_or_tabs_are_those_of_the_suffix_or_the_first_line(file, content, text):
+    assert first_text(file, content) == text
+
+
+@pytest.mark.parametrize("content", ['text\n"A, b"\n', "text\tlabel, of mine\nA\tx\n"])
+def test_a_file_that_may_have_commas_or_tabs_is_refused(content):
+    with pytest.raises(UserError, match="p.txt: name it .csv .commas, quotes. or .tsv"):
+        first_text("p.txt", content)
+
+
+def test_a_suffix_has_any_case():
+    name = make("t", ending="CSV")
+    assert folder_task.infer_task(name).labels == ("angry", "meh", "pleased")
+
+
 @pytest.mark.parametrize("train, dev, message", [
     ("text\tlabel\nA\tB\tgood\n", "", "train.tsv:2: 3 columns, and the first line has 2.*.csv"),
     ("text\tclass\nA\tgood\n", "", "train.tsv:1: 0 columns are named label"),
-    ("a\tb\tc\tlabel\nA\tB\tC\tgood\n", "", "3 columns of texts"),
+    ("a\tb\tc\tlabel\nA\tB\tC\tgood\n", "", "which columns are texts: a, b, c.*--columns"),
     ("text\tlabel\nA\tgood\nB\tgood\n", "", "all labels are 'good'"),
     ("text\tlabel\nA\tgood\nB\t\n", "", "train.tsv:3: an empty label"),
     ("text\tlabel\nA\tgood\nB\tbad\n", "text\tlabel\nA\tworse\n", "dev.tsv:2: train has no label"),
@@ -65,10 +151,8 @@ def test_numbers_with_a_decimal_point_are_a_regression():
     ("\ttext\tlabel\n0\tA\tgood\n", "", "train.tsv:1: column 1 has no name"),  # of pandas
     ("text;label\nA;good\n", "", "train.tsv:1: one column, 'text;label'; is the separator a semi"),
     ("text,label\nA,good\n", "", "is the separator a comma.*a .tsv file tabs"),
-    ("text\tlabel\nA\tgood\nB\tbad\n", "text\tlang\tlabel\nA\tde\tgood\n",
-     "dev.tsv:1: train has no column lang"),
-    ("text\tlabel\nA\tgood\nB\tbad\n", "\ttext\tlabel\n0\tA\tgood\n",
-     "dev.tsv:1: train has no column without a name; leave it out"),
+    ("text\tlabel\nA\tgood, old\nB\tbad\n", "text\tlabel\nA\tgood\n",
+     'it has bad, "good, old"; correct it, or add such an example to train'),
     ("text\tlabel\nA\tgood\nB\tbad\n", "words\tlabel\nA\tgood\n",
      "dev.tsv:1: 0 columns are named text.*the columns here are words, label"),
 ])
@@ -80,10 +164,19 @@ def test_mistakes_are_named_with_file_and_line(train, dev, message):
         folder_task.read_examples(name.files()["dev"], task)
 
 
+@pytest.mark.parametrize("numbers, label", [("01", "-1"), ("01", ""), (("0.5", "1.5"), "")])
+def test_labels_of_a_test_file_that_mean_none_are_told_to_be_left_out(numbers, label):
+    table = "text,label\nA,{}\nB,{}\n".format(*numbers)
+    make("t", table, table)
+    write("t/test.csv", f"text,label\nA,{label}\n")
+    with pytest.raises(UserError, match="test.csv:2: .*leave the column label out of a test file"):
+        folder_task.read_folder(folder_task.FolderName("t"))
+
+
 def test_files_that_are_missing_or_twice_are_named():
     name = make("t")
     write("t/dev.tsv", REVIEWS["dev"])
-    with pytest.raises(UserError, match="there is dev.csv too"):
+    with pytest.raises(UserError, match="there is dev.tsv too"):
         name.files()
     Path("t/dev.tsv").unlink()
     Path("t/dev.csv").unlink()
@@ -117,7 +210,7 @@ def test_a_decimal_comma_and_a_class_that_dev_lacks_are_told():
     assert task.labels == ("0,5", "1,5")
     comma, lacking = [str(each.message) for each in told]
     assert "train.tsv: labels with a decimal comma are classes" in comma
-    assert "dev.tsv: no example of the label 1,5" in lacking
+    assert 'dev.tsv: no example of the label "1,5"' in lacking
 
 
 @pytest.mark.parametrize("text, message", [
@@ -133,8 +226,10 @@ def test_a_name_without_folder_or_that_something_else_has_is_refused(text, messa
         write(f"{name}/train.tsv", "")
         write(f"{name}/dev.tsv", "")
     with pytest.raises(UserError, match=message):
-        parse_tasks(text, {"RTE": None})
-    assert parse_tasks("rte,a/mood/", {"RTE": None}) == ["RTE", "mood"]
+        parse_tasks(text, {"RTE": None}, OWN)
+    assert parse_tasks("rte,a/mood/", {"RTE": None}, OWN) == ["RTE", "mood"]
+    with pytest.raises(UserError, match="--columns, --labels: they are for a folder of your own"):
+        parse_tasks("rte", {"RTE": None}, SimpleNamespace(columns="text", labels="auto"))
 
 
 @pytest.mark.parametrize("model, folder", [
@@ -145,26 +240,52 @@ def test_a_name_without_folder_or_that_something_else_has_is_refused(text, messa
 def test_predictions_are_next_to_the_model_as_it_was_named(model, folder, tmp_path):
     command = Command("albert", "predict", "my/new.csv")
     expected = folder.format(here=tmp_path)
-    assert str(answer_folder(command, SimpleNamespace(init=model))) == expected
+    assert str(answer_path(command, SimpleNamespace(init=model))) == expected
 
 
-@pytest.mark.parametrize("out, message", [
-    ("mine", "mine/test.tsv: exists, and is no file of predictions"),
-    ("run/reviews", "--out run/reviews: it has the model"),
-])
-def test_predictions_replace_no_file_of_another_kind(
-        out, message, works, monkeypatch, capsys):
-    make("reviews")
-    write("new.csv", "text\nGood.\n")
-    works(f"albert --finetune reviews --init {{albert}} --out run {FEW}")
-    theirs = write("mine/test.tsv", "text\tlabel\nGood.\tpleased\n")
-    before = theirs.read_text(), Path("run/reviews/dev.tsv").read_text()
-    predict = "albert --predict new.csv --init run/reviews --out"
-    assert call(f"{predict} {out}", monkeypatch) == 2
-    assert message in capsys.readouterr().err
-    assert (theirs.read_text(), Path("run/reviews/dev.tsv").read_text()) == before
-    for _ in range(2):  # its own file may be replaced
-        works(f"{predict} fresh")
+def test_predictions_replace_nothing_but_earlier_ones_of_the_same_file(
+        ready, monkeypatch, capsys):
+    """Nor with the files of other tasks, which it would not replace."""
+    write("a/new.tsv", "sentence\nGood.\n")
+    write("b/new.tsv", "sentence\nIt broke.\n")
+    write("a/new.en", "Good.\n")
+    write("b/new.en", "It broke.\n")
+    for program, model, ending in (("albert", ready["tuned"] / "CoLA", "tsv"),
+                                   ("mformer", ready["mformer"], "en")):
+        def ends(status, words="", folder="a", program=program, model=model, ending=ending):
+            command = f"{program} --predict {folder}/new.{ending} --init {model} --device cpu"
+            assert call(f"{command} {words}", monkeypatch) == status
+            return capsys.readouterr().err
+
+        for name in ("test.tsv", "CoLA.tsv", "classes.txt", "translations.de", "notes"):
+            theirs = write(f"{program}-theirs/{name}", "theirs")
+            line = ends(2, f"--out {theirs.parent}")
+            assert f"{theirs}: --predict has not written this file" in line
+            assert f"--out {theirs}: it exists already" in ends(2, f"--out {theirs}")
+            assert theirs.read_text() == "theirs"
+            theirs.unlink()
+        assert "it has a run or a model" in ends(2, f"--out {ready['albert']}")
+        out = Path(f"{program}-out")
+        for _ in range(2):
+            ends(0, f"--out {out}")
+        assert "it has the predictions for" in ends(2, f"--out {out}", folder="b")
+        answers = next(path for path in out.iterdir() if path.name != "predicted.json")
+        answers.write_text("edited")
+        assert "has not written this file" in ends(2, f"--out {out}")
+        assert answers.read_text() == "edited"
+
+
+def test_a_file_name_in_out_is_a_file_of_predictions(ready, works):
+    write("new.tsv", "sentence\nGood.\nIt broke.\n")
+    write("new.en", "Good.\nIt broke.\n")
+    predict = f"albert --predict new.tsv --init {ready['tuned']}/CoLA --device cpu --out"
+    for out in ("p.csv", "new/p.TSV", "folder"):
+        works(f"{predict} {out}")
+    lines = Path("folder/CoLA.tsv").read_text()
+    assert Path("new/p.TSV").read_text() == lines
+    assert Path("p.csv").read_text() == lines.replace("\t", ",")
+    works("mformer --predict new.en --init {mformer} --device cpu --out p.de")
+    assert Path("p.de").read_text().count("\n") == 2
 
 
 @pytest.mark.parametrize("predictions, labels, expected", [
@@ -176,9 +297,9 @@ def test_macro_f1_is_scikit_learns(predictions, labels, expected):
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_folder_is_fine_tuned_predicted_and_exported(
         program, works, monkeypatch, capsys):
-    make("reviews")
+    make("reviews", REVIEWS["train"].replace("ID,", "source,"))
     write("new.csv", "text,label\nIt broke.,?\nGood.,\n")  # labels are not read
-    few = FEW.removeprefix("--finetune_epochs 1 ") + " --runs 2 --device cpu"
+    few = FEW.removeprefix("--finetune_epochs 1 ") + " --runs 2 --device cpu --columns text"
     tune = f"{program} --finetune reviews/ --init {{{program}}} --out run {few}"
     works(tune)
     printed = capsys.readouterr().out
@@ -196,14 +317,15 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
     assert not Path("run/older").exists()
     if program == "albert":
         capsys.readouterr()
-        works("albert --finetune reviews --ensemble run --out mean --device cpu")
+        works("albert --finetune reviews --ensemble run --out mean --device cpu --columns text")
         printed = capsys.readouterr().out
-        assert "mean: finished (--restart begins again); best: mean/reviews\n" in printed
+        assert "mean: finished (--restart begins again); result: mean/reviews\n" in printed
         assert "--predict" not in printed
         shutil.copytree("run", "other")
         spec = read_json("other/reviews/task.json")
         write_json("other/reviews/task.json", spec | {"labels": ["bad", "meh", "good"]})
-        assert call("albert --finetune reviews --ensemble run other --out no", monkeypatch) == 2
+        both = "albert --finetune reviews --columns text --ensemble run other --out no"
+        assert call(both, monkeypatch) == 2
         printed = capsys.readouterr().err
         assert "--ensemble run other" in printed and "angry, meh, pleased" in printed
     works(f"{program} --predict new.csv --init run/reviews")

@@ -67,6 +67,9 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
     done.unlink()  # as if it had died before its last write
     assert main([*words, "--out", str(out)]) == 0
     assert differences(whole, out) == []
+    # a training that goes on may need the checkpoint before the newest
+    assert {path.name for path in out.rglob("*.previous")} <= {"checkpoint.pt.previous"}
+    assert not [*out.glob("*/*/*.previous")]
 
 
 @pytest.mark.parametrize("name", [*TRAINED, "tuned"])

@@ -649,6 +649,15 @@ def test_the_run_folder_is_named_by_the_data(settings, name):
     assert cfg.out == f"runs/mformer-search-{name}-base"
 
 
+@pytest.mark.parametrize("scores, near", [
+    (dict(accuracy=0.51, majority_baseline=0.5), True),
+    (dict(accuracy=0.53, majority_baseline=0.5), False),
+    (dict(bleu=0.0), False),
+])
+def test_an_accuracy_near_the_majority_is_told(scores, near):
+    assert mf.is_near_baseline(scores) == near
+
+
 def test_images_of_ones_own(works):
     """Grey, of another size, with words as labels. A second training has other classes."""
     for folder, words in (("one", ["cat", "dog", "öwl"]), ("two", [0, 7])):
@@ -715,6 +724,38 @@ def test_at_most_a_tenth_of_own_data_is_held_out(data, examples, flags, held_out
     assert inputs.flags.get("held_out") == capped
 
 
+@pytest.mark.parametrize("losses, final, words", [
+    ([4.8, 4.71, 5.0, 6.0], 6.11, "went on past it (overfitting): use --steps 20 --restart"),
+    ([4.8, 4.71, 4.75, 4.74], 4.72, ""),
+])
+def test_the_step_of_the_lowest_held_out_loss_is_reported_and_logged(
+        losses, final, words, works, monkeypatch, capsys):
+    """After a stop and a second command too. The last checkpoint is not called the best."""
+    evaluations = iter([*losses, final])
+    monkeypatch.setattr(mf, "evaluate_network", lambda *_: {"loss": next(evaluations)})
+    save = mf.Checkpoint.save
+
+    def save_and_stop(checkpoint, **values):
+        save(checkpoint, **values)
+        if values.get("step") == 30:
+            raise mf.Stop
+
+    command = f"{TRAINED['mformer']} --steps 40 --save_every 10 --out run"
+    with monkeypatch.context() as patch:
+        patch.setattr(mf.Checkpoint, "save", save_and_stop)
+        with pytest.raises(AssertionError):  # status 143
+            works(command)
+    works(command)
+    printed = capsys.readouterr().out
+    assert f"held-out loss {final:.4f}" in printed
+    assert "lowest held-out loss 4.7100, after step 20 of 40\n" in printed
+    assert (words in printed) if words else ("overfitting" not in printed)
+    assert "best" not in printed and "result: run/checkpoint.pt" in printed
+    lines = [line for line in read_jsonl("run/log.jsonl") if "dev_loss" in line]
+    assert [line["dev_lowest_step"] for line in lines] == [10, 20, 20, 20]
+    assert read_json("run/done.json")["lowest"] == {"loss": 4.71, "step": 20}
+
+
 def test_a_training_ends_with_the_average_of_the_last_saves(works, monkeypatch):
     monkeypatch.setattr(mf, "AVERAGED", 2)
     saved = []
@@ -764,7 +805,7 @@ def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch):
     ("layers=1 hidden=32 ffn=32 heads=2 types=quadratic", "there are the types softmax"),
     ("layers=1 hidden=0 ffn=32 heads=2 types=linear", "is not an architecture"),
     (dict(qkv=8, heads=(16,)), "do not all divide --qkv 8"),
-    (dict(connect=(4,)), "3.* encoder layers"),
+    (dict(connect=(4,)), "connect 4: .*connect of at most [23], or more layers"),
 ])
 def test_an_illegal_architecture_is_named(text, message):
     with pytest.raises(UserError, match=message):

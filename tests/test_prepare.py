@@ -13,6 +13,15 @@ from common.cli import UserError
 from data.download import download, put
 
 
+@pytest.mark.parametrize("documents, flags", [("file", " --objective none"), ("blank", "")])
+def test_the_next_command_after_a_corpus_of_books_has_no_objective(
+        documents, flags, works, capsys):
+    write("books/a.txt", "A man sat on a mat. He saw a cat.\n\n" * 40)
+    works(f"data/prepare corpus --corpus books --to out --vocab_size 20 --documents {documents}")
+    next_line = capsys.readouterr().out.splitlines()[-1]
+    assert next_line == f"next: python albert.py --pretrain --corpus out{flags}"
+
+
 def offered(folder, name, content, place=""):
     """A line of the table for a file that `folder` offers from now on."""
     write(f"{folder}/{name}", content)

@@ -6,16 +6,19 @@ import json
 import re
 import shlex
 from itertools import product
+from pathlib import Path
 
 import bench
 import pytest
 from conftest import ROOT, slow
+from small_runs import ALONE, write
+from torch.testing import assert_close
 
 import albert
 import autobert_zero as abz
 from common import cli, distributed
 from data import prepare
-from data.images import read_npz
+from data.images import Pictures, load_cifar10, read_npz
 
 PAPERS = ("autobert_zero", "autotinybert", "albert", "mformer")
 PAGES = [
@@ -141,18 +144,44 @@ def test_days_and_memory():
 
 
 @pytest.mark.parametrize("page", ["README.md", "MANUAL.md"])
-def test_python_of_the_pages_runs(page, ready):
+def test_python_of_the_pages_runs(page, ready, works):
     """A model of albert.py, sentence states of a trained one, and a network of mformer.py."""
     text = (ROOT / page).read_text(encoding="utf-8")
     names = {}
+    if page == "MANUAL.md":
+        works("mformer --train --cifar10 {cifar10} --arch 'layers=1 hidden=16 ffn=16 heads=1 "
+              "types=linear' --batch 8 --steps 1 --device cpu")
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        code = code.replace("runs/128", str(ready["albert"]))
-        exec(code.replace("runs/mformer-train-cifar10-demo", str(ready["mformer"])), names)
+        exec(code.replace("runs/128", str(ready["albert"])), names)
     if page == "README.md":
         assert all(value.isfinite().all() for value in names["model"].parameters())
     else:
         assert names["states"].shape[:2] == names["ids"].shape
-        assert all(value.isfinite().all() for value in names["network"].parameters())
+        check_images(names, ready["cifar10"])
+
+
+def check_images(names, folder):
+    """The manual's lines about a network for images normalise as --predict does."""
+    images, _ = load_cifar10(folder, "test")
+    expected = Pictures(ALONE, 32, names["spec"]).pixels(images)
+    assert_close((images / 255 - names["mean"]) / names["deviation"], expected)
+    assert names["logits"].shape == (2, 10)
+    assert {*names["classes"]} <= {*names["spec"]["classes"]}
+
+
+def python_of_data(word):
+    """The Python code on data/README.md that has a word."""
+    text = (ROOT / "data/README.md").read_text(encoding="utf-8")
+    code, = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if word in code]
+    return code
+
+
+def test_the_lines_that_cut_the_licence_of_a_book():
+    book = ("Licence.\n*** START OF THE PROJECT GUTENBERG EBOOK A\nLONG TITLE ***\n\n"
+            "A cat *** sat.\n\n***END OF THE PROJECT GUTENBERG EBOOK A ***\nLicence.\n")
+    write("gutenberg/1.txt", book.replace("\n", "\r\n"))
+    exec(python_of_data("gutenberg"), {})
+    assert Path("my/books/1.txt").read_text() == "A cat *** sat.\n"
 
 
 def test_the_lines_that_make_npz_files_of_pictures(tmp_path, monkeypatch):
@@ -162,8 +191,7 @@ def test_the_lines_that_make_npz_files_of_pictures(tmp_path, monkeypatch):
         folder = tmp_path / "photos" / split / label
         folder.mkdir(parents=True)
         image.new("L", (60, 40)).save(folder / "1.png")
-    text = (ROOT / "data/README.md").read_text(encoding="utf-8")
-    code, = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "PIL" in code]
+    code = python_of_data("PIL")
     assert code.count("\n") <= 8
     exec(code, {})
     for split in ("train", "test"):

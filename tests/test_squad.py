@@ -24,20 +24,43 @@ def questions(ready):
     return squad.load(ready["squad"] / "dev-v2.0.json")
 
 
-@pytest.mark.parametrize("text, words", [
-    ("?", "squad.json: question 1.*'zzz' is not at character 0"),
-    (None, "squad.json.*official layout"),
+def write_questions(*changes):
+    """A file with a question for each of `changes`, {key: its value, or None for no key}."""
+    answers = [{"text": "man", "answer_start": 2}]
+    entries = []
+    for number, change in enumerate(changes):
+        entry = {"id": str(number), "question": "?", "answers": answers, **change}
+        entries.append({key: value for key, value in entry.items() if value is not None})
+    paragraph = {"context": "A man sat.", "qas": entries}
+    return write("squad.json", {"data": [{"paragraphs": [paragraph]}]})
+
+
+@pytest.mark.parametrize("changes, words", [
+    ([dict(answers=[{"text": "zzz", "answer_start": 0}])],
+     "squad.json: question 0.*'zzz' is not at character 0"),
+    ([dict(question=1)], "squad.json.*official layout"),
+    ([dict(question=None)], "squad.json: question 0: a part lacks 'question'; .*qas an id"),
+    ([{}, dict(id=None)], "question number 2: a part lacks 'id'; .*each of qas an id of its own"),
+    ([dict(id="a"), dict(id="a")], "two questions have the id 'a'; .*an id of its own"),
+    ([dict(answers=[{"text": "", "answer_start": -1}])], "set is_impossible to true"),
+    ([dict(is_impossible="false")], "is_impossible is 'false', neither true nor false"),
 ])
-def test_mistakes_name_the_file_and_the_question(text, words):
-    question = {
-        "id": "1",
-        "question": text,
-        "answers": [{"text": "zzz", "answer_start": 0}],
-    }
-    paragraph = {"context": "A man sat.", "qas": [question]}
-    path = write("squad.json", {"data": [{"paragraphs": [paragraph]}]})
+def test_mistakes_name_the_file_and_the_question(changes, words):
     with pytest.raises(UserError, match=words):
-        squad.load(path)
+        squad.load(write_questions(*changes))
+
+
+@pytest.mark.parametrize("change, answers", [
+    ({}, (("man", 2),)),
+    (dict(is_impossible=False), (("man", 2),)),
+    (dict(is_impossible=True), ()),  # the answers are plausible ones
+    (dict(is_impossible=True, answers=[{"text": "", "answer_start": -1}]), ()),
+    (dict(is_impossible=True, answers=None), ()),
+    (dict(answers=[]), ()),
+])
+def test_an_impossible_question_has_no_answer(change, answers):
+    question, = squad.load(write_questions(change))
+    assert question.answers == answers
 
 
 # Windows

@@ -1,4 +1,5 @@
 """data/translation.py and data/images.py: reading, errors, batches, BLEU."""
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,8 @@ from small_runs import ALONE, write
 from common.cli import UserError
 from data import translation
 from data.images import (
-    Pictures, TrainingPictures, class_numbers, find_images, load_cifar10, pixel_statistics,
-    print_differences, read_images, read_npz)
+    Pictures, TrainingPictures, class_numbers, classes_of, find_images, load_cifar10,
+    pixel_statistics, print_differences, read_images, read_npz)
 from data.translation import ParallelText, TokenBatches, corpus_bleu, encode_pairs, read_pairs
 
 
@@ -144,7 +145,7 @@ GREY = np.zeros((2, 8, 8), np.uint8)
     (dict(images=GREY, labels=[1, 2, 3]), r"labels are int64 \(3,\) for 2 images"),
     (dict(images=GREY, labels=[0.5, 1.0]), "labels are float64"),
     (dict(images=GREY / 255, labels=[0, 1]), "images are float64"),
-    (dict(images=GREY[:, :4], labels=[0, 1]), r"images are uint8 \(2, 4, 8\)"),
+    (dict(images=GREY[:, None], labels=[0, 1]), r"images are uint8 \(2, 1, 8, 8\)"),
     (dict(images=np.zeros((2, 8, 8, 4), np.uint8), labels=[0, 1]), r"uint8 \(2, 8, 8, 4\)"),
     (dict(images=GREY, labels=np.array(["a", None], object)), "allow_pickle"),
 ])
@@ -152,6 +153,59 @@ def test_unusable_npz_files_are_named(arrays, message):
     np.savez("a.npz", **arrays)
     with pytest.raises(UserError, match=f"a.npz: .*{message}.*; np.savez writes it"):
         read_npz("a.npz")
+
+
+@pytest.mark.parametrize("images, labels, message", [
+    (GREY[:, :4], [0, 1], "images are 4 x 8; they must be square: crop or resize"),
+    (np.zeros((2, 4, 8, 3), np.uint8), [0, 1], "images are 4 x 8; they must be square"),
+    (GREY, ["a\nb", "c"], r"the label 'a\\nb' is empty or has a line break"),
+    (GREY, ["", "c"], "the label '' is empty or has"),
+])
+def test_oblong_images_and_labels_of_two_lines_are_named(images, labels, message):
+    np.savez("a.npz", images=images, labels=labels)
+    with pytest.raises(UserError, match=f"a.npz: {message}"):
+        read_npz("a.npz")
+
+
+def with_bytes(content, changes):
+    """Bytes with changes {position: byte}."""
+    content = bytearray(content)
+    for position, byte in changes.items():
+        content[position] = byte
+    return bytes(content)
+
+
+def entry(archive, field):
+    """The positions of a field of the first file in a zip: in its header and in the directory."""
+    return archive.index(b"PK\3\4") + field, archive.index(b"PK\1\2") + field + 2
+
+
+@pytest.mark.parametrize("change", [
+    lambda archive: with_bytes(archive, {100 + i: 255 for i in range(20)}),  # damaged
+    lambda archive: with_bytes(archive, {at: 1 for at in entry(archive, 6)}),  # encrypted
+    lambda archive: with_bytes(archive, {at: 99 for at in entry(archive, 8)}),  # compressed by 99
+])
+def test_damaged_npz_files_are_named(change):
+    noise = np.random.default_rng(0).integers(0, 256, (9, 8, 8), np.uint8)
+    np.savez_compressed("a.npz", images=noise, labels=[*range(9)])
+    write("a.npz", change(Path("a.npz").read_bytes()))
+    with pytest.raises(UserError, match="a.npz: images cannot be read .*; np.savez writes it"):
+        read_npz("a.npz")
+
+
+@pytest.mark.parametrize("length", [0, 5, 30, 100])
+def test_npz_files_with_a_cut_array_are_named(length):
+    np.save("images.npy", GREY)
+    with zipfile.ZipFile("a.npz", "w") as archive:
+        archive.writestr("images.npy", Path("images.npy").read_bytes()[:length])
+    with pytest.raises(UserError, match="a.npz: images cannot be read "):
+        read_npz("a.npz")
+
+
+def test_classes_that_are_numbers_are_in_their_order():
+    assert classes_of(np.array(["10", "9", "2"])) == ["2", "9", "10"]
+    assert classes_of(np.array([10, 9, -2])) == ["-2", "9", "10"]
+    assert classes_of(np.array(["10", "9", "b"])) == ["10", "9", "b"]
 
 
 def save_images(path, labels, shape=(24, 24)):
@@ -190,6 +244,10 @@ def test_images_of_another_size_or_colour_are_named(capsys):
     size, colour = capsys.readouterr().out.splitlines()
     assert "images of 24 x 24 are resampled to the network's 32 x 32" in size
     assert "the images are grey, the network was trained on coloured ones" in colour
+    save_images("test.npz", ["a", "b"])
+    spec = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "deviation": [0.2, 0.2, 0.2]}
+    Pictures(ALONE, 32, spec).read_test("images", ".")
+    assert "test.npz: images of 24 x 24 are resampled" in capsys.readouterr().out
 
 
 def test_a_wrong_prefix_names_the_endings_of_the_languages():
