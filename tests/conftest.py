@@ -46,6 +46,14 @@ def few_held_out():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def modules(tmp_path_factory):
+    """transformers keeps the code of folders that it opens in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def ready(demo, tmp_path_factory):
     """{name: folder} of small data and finished runs (small_runs.py). No test writes there."""
@@ -92,18 +100,6 @@ def one_thread():
 def own_folder(tmp_path, monkeypatch):
     """Each test runs in an empty folder of its own."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def transformers(tmp_path, monkeypatch):
-    """The package, which keeps the code of folders that it opens in the test's own folder."""
-    package = pytest.importorskip("transformers")
-    cache = str(tmp_path / "modules")
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
-        monkeypatch.delitem(sys.modules, name)
-    return package
 
 
 @pytest.fixture

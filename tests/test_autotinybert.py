@@ -485,8 +485,9 @@ def test_hugging_face_models_are_read(kind, width, tokens, words):
 @pytest.mark.parametrize(
     "kind", ["", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"])
 @pytest.mark.parametrize("text", ["2-24-40-4-24", "2-20-16-3-18"])  # the second needs own code
-def test_exports_open_with_auto_model(kind, text, words, transformers):
+def test_exports_open_with_auto_model(kind, text, words):
     """All four heads give the same states and logits as here."""
+    transformers = pytest.importorskip("transformers")
     model = atb.extract(tiny_model(), atb.parse_arch(text)).eval()
     batch, real, inputs = inputs_of_both()
     spans = kind == "ForQuestionAnswering"
@@ -505,9 +506,9 @@ def test_exports_open_with_auto_model(kind, text, words, transformers):
 
 
 @pytest.mark.peers
-def test_an_export_measures_the_folder_like_the_encoder(finished, works, monkeypatch, capsys,
-                                                        transformers):
+def test_an_export_measures_the_folder_like_the_encoder(finished, works, monkeypatch, capsys):
     """On the tokens and threads of the search, or of flags. What is not installed is told."""
+    pytest.importorskip("transformers")
     timed = []
 
     def passes(run, cfg):
