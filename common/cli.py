@@ -265,18 +265,24 @@ def start(config_class, presets, actions, description, check, argv):
     config_class: frozen dataclass with the fields preset, out, restart and dry_run. presets:
     {preset: {field: value, ACTION: {field: value, ...}}}, where the inner ones apply to that action
     only. The help shows other inner ones too, such as "task wmt14". --dry_run applies
-    presets["dry_run"] on top. actions: {name: (function, help, groups of
-    fields that it reads)}, and a METAVAR if the action takes a value. A flag of another group is an
-    error. An action is called as function(config, command). check(config, command): raises
-    UserError for other mistakes. argv: the words, or None for those of this process.
+    presets["dry_run"] on top. actions: {name: (function, help, groups of fields that it reads)},
+    and a METAVAR if the action takes a value. A flag of another group is an error. An action is
+    called as function(config, command). check(config, command): raises UserError for other
+    mistakes. argv: the words, or None for those of this process.
     """
     command, config = parse(config_class, presets, actions, description, argv)
     if command is None:
         return 0
     check(config, command)
+    return run_action(actions[command.action][0], config, command)
+
+
+def run_action(function, config, command):
+    """Call function(config, command). A training that was stopped or cannot go on ends in one line.
+    Returns the exit status."""
     where = config.out or "dry run"
     try:
-        actions[command.action][0](config, command)
+        function(config, command)
     except Stop:
         print("stopped; the same command continues", file=sys.stderr)
         return STOPPED

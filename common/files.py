@@ -86,6 +86,11 @@ def read_json(path, fix="correct or delete it"):
     return parse_json(read_text(path, fix), path, fix)
 
 
+def read_value(path):
+    """A JSON value of any kind, which a run has written."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
 def read_jsonl(path):
     """The objects of a .jsonl file, or [] without one. Ignores a last line that a crash cut
     short."""

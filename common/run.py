@@ -38,7 +38,8 @@ from tqdm import tqdm
 
 from common.cli import Diverged, Stop, UserError, group_of
 from common.files import (
-    fingerprints, load_file, lock, partials, read_json, save_file, write_atomic, write_json)
+    fingerprints, load_file, lock, partials, read_json, read_value, save_file, write_atomic,
+    write_json)
 from common.launch import (
     agree, broadcast, noting_sigterm, on_main, peak_memory, prefetch, print0, reduce_mean, to_host)
 
@@ -273,7 +274,7 @@ class Run:
                 result = function(*arguments)
                 self.mark_computed()
                 write_json(path, result)
-            return read_json(path)
+            return read_value(path)
 
         return on_main(self.ranks, value)
 
@@ -298,7 +299,7 @@ class Run:
             for name in [name for name in unreported if paths[name].exists()]:
                 unreported.remove(name)
                 if report:
-                    report(name, read_json(paths[name]))
+                    report(name, read_value(paths[name]))
             bar.update(len(paths) - len(unreported) - bar.n)
 
         made = sum(path.exists() for path in paths.values())
@@ -314,7 +315,7 @@ class Run:
             if agree(self.ranks)[0]:
                 raise Stop
             update(bar)
-        return {name: read_json(path) for name, path in paths.items()}
+        return {name: read_value(path) for name, path in paths.items()}
 
     def start_line(self, start, checkpoint="checkpoint.pt"):
         """A line on the start of a training: `start`, or the checkpoint that it continues from."""
@@ -540,7 +541,7 @@ class Means:
             self.sums[name] = self.sums.get(name, 0) + value
         self.steps += 1
         for batch in batches:
-            self.units += batch.get("ids", batch["labels"]).numel()
+            self.units += batch["ids" if "ids" in batch else "labels"].numel()
 
     def take(self, step):
         """{name: mean}, and the speed of all processes if there were units, None at first. Raises

@@ -3,13 +3,12 @@ import dataclasses
 import importlib
 import io
 import sys
-import warnings
 
 import pytest
 import torch._dynamo
-from small_runs import ALONE
+from small_runs import ALONE, write
 
-from common import cli, distributed
+from common import cli, launch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +17,10 @@ class Config:
     out: str = ""  # run folder
     restart: bool = False  # begin again
     dry_run: bool = False  # two steps
+    init: str = ""  # run folder to start from
     batch: int = 8  # examples in a step [>= 1]
     lr: float = 1e-3  # learning rate [> 0]
+    # shape, of the model
     widths: tuple[int, ...] = (4, 8)  # choices
     dropout: float = 0.1  # rate [0, 1)
     fast: bool = False  # a switch
@@ -30,7 +31,10 @@ PRESETS = {
     "base": {},
     "dry_run": {"batch": 2, "tune": {"lr": 0.5}},
 }
-ACTIONS = {"train": (print, "train"), "tune": (print, "tune on tasks", "TASKS")}
+ACTIONS = {
+    "train": (print, "train", ("run", "shape")),
+    "tune": (print, "tune on tasks", ("run",), "TASKS"),
+}
 
 
 def parse(text):
@@ -72,9 +76,21 @@ def test_the_help_of_mformer_has_what_a_run_of_each_task_takes(capsys):
     assert "(default: {}; with --task wmt14: {})".format(*steps) in printed
 
 
-def test_a_dry_run_overrides_the_preset_and_stays_out_of_the_folder_of_the_real_one():
-    _, config = parse("--tune a --out x/ --batch 7 --dry_run")
-    assert config == Config(out="x-dry", restart=True, dry_run=True, batch=7, lr=0.5)
+def test_a_dry_run_overrides_the_preset_and_has_a_temporary_folder():
+    _, config = parse("--tune a --batch 7 --dry_run")
+    assert config == Config(out="", dry_run=True, batch=7, lr=0.5)
+    _, config = parse("--tune a --out x --dry_run")
+    assert config.out == "x"
+
+
+def test_a_model_carries_its_preset_unless_another_is_given(capsys):
+    write("run/config.json", {"settings": {"preset": "base"}})
+    write("other/config.json", "{")
+    assert parse("--train --init run")[1].preset == "base"
+    assert "--preset base: as in run" in capsys.readouterr().out
+    for text in ("--train --init run --preset demo", "--train --init other", "--train --init none"):
+        assert parse(text)[1].preset == "demo"
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text, words", [
@@ -86,6 +102,7 @@ def test_a_dry_run_overrides_the_preset_and_stays_out_of_the_folder_of_the_real_
     ("--train --preset dry_run", "invalid choice: 'dry_run'"),
     ("--train --tune a", "not allowed with"),
     ("--batch 3", "need an action: --train, --tune"),
+    ("--tune a --fast", "--fast: --tune does not read it; --train read it"),
 ])
 def test_mistakes_end_in_one_line(text, words, capsys):
     with pytest.raises(SystemExit) as error:
@@ -101,7 +118,7 @@ def test_output_survives_an_encoding_without_a_character_and_a_closed_stream(mon
     monkeypatch.setattr(sys, "stdout", ascii_only)
     monkeypatch.setattr(sys, "stderr", None)
     with pytest.raises(SystemExit) as end:
-        cli.run(lambda: distributed.print0(ALONE, "runs/\xe9"))
+        cli.run(lambda: launch.print0(ALONE, "runs/\xe9"))
     assert not end.value.code
     assert ascii_only.buffer.getvalue() == b"runs/\\xe9\n"
     print("dropped", file=sys.stderr, flush=True)
@@ -111,73 +128,66 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
     def fail(config, command):
         raise torch._dynamo.exc.BackendCompilerFailed(print, RuntimeError("no C++ compiler"), None)
 
-    actions = {"train": (fail, "train")}
+    actions = {"train": (fail, "train", ("run",))}
     with pytest.raises(SystemExit) as error:
         cli.run(lambda: cli.start(
-            Config, PRESETS, actions, "a test", lambda *_: None, {}, {}, ["--train"]))
+            Config, PRESETS, actions, "a test", lambda *_: None, ["--train"]))
     assert error.value.code == 2
     printed = capsys.readouterr().err
     assert "--compile failed" in printed and printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("command, told", [
-    ("autotinybert --further_train --arch 1-8-8-1-8 --steps 9", "--further_steps counts"),
-    ("autotinybert --further_train --arch 1-8-8-1-8 --steps 9 --further_steps 9", ""),
-    ("autotinybert --finetune CoLA --init x --lr 1", "--finetune_lr counts"),
-    ("autotinybert --finetune MLM-saved --init x --length 64", ""),
-    ("albert --finetune CoLA --init x --length 64", "--length: --finetune does not read it"),
-    ("autobert_zero --finetune CoLA --length 64", ""),  # read
-    ("autobert_zero --finetune CoLA --steps 5", "--finetune_epochs counts"),
-    ("albert --pretrain --steps 5", ""),
-    ("mformer --train --arch mformer --samples 40", "--samples: --train does not read it"),
-    ("mformer --search --samples 40", ""),
-    ("mformer --evaluate --init x --lr 1", "--lr: --evaluate does not read it"),
-    ("mformer --evaluate --init x --cost flops", ""),
-    ("mformer --describe --lr 1", "--lr: --describe does not read it"),
-    ("mformer --describe --steps 5", ""),
-    ("mformer --predict x.npz --init x --cost flops", "--cost: --predict does not read it"),
-    ("mformer --predict x.npz --init x --restart", "--restart: --predict does not read it"),
-    ("mformer --evaluate --init x --seed 5", "--seed: --evaluate does not read it"),
-    ("mformer --evaluate --init x --images i --restart", ""),
-    ("mformer --describe --images i", "--images: --describe does not read it"),
-    ("albert --predict x.tsv --init x --seed 5", "--seed: --predict does not read it"),
-    ("albert --export x --init x --out y", "--out: --export does not read it"),
-    ("albert --describe --layers 3", ""),
-    ("albert --describe --corpus x", "--corpus: --describe does not read it"),
-    ("autobert_zero --predict x.tsv --init x --runs 2", "--runs: --predict does not read it"),
-    ("autobert_zero --describe --arch bert --length 64", ""),
-    ("autotinybert --describe --tensorboard", "--tensorboard: --describe does not read it"),
-    ("autotinybert --export x --init x --arch 1-8-8-1-8", ""),
-    ("autobert_zero --pretrain --population 9", "--population: --pretrain does not read it"),
-    ("autobert_zero --pretrain --finetune_lr 1", "--finetune_lr: --pretrain does not read it"),
-    ("autobert_zero --search --runs 3", "--runs: --search does not read it"),
-    ("autobert_zero --search --population 9 --finetune_lr 1", ""),
-    ("autotinybert --further_train --arch 1-8-8-1-8 --speedup 2", "--speedup: --further_train"),
-    ("autotinybert --latency --population 9", ""),  # a setting of the run folder
-    ("albert --finetune CoLA --init x --objective sop", "--objective: --finetune does not"),
+@pytest.mark.parametrize("command, readers", [
+    ("albert --finetune CoLA --init x --length 64", "--pretrain and --describe"),
+    ("albert --finetune CoLA --init x --objective sop", "--pretrain and --describe"),
     ("albert --finetune CoLA --init x --weight_decay 0", ""),
     ("albert --pretrain --recipe v2", ""),  # kept for later fine-tunings
-    ("mformer --train --arch mformer --beam 2 --task wmt14", "--beam: --train does not read it"),
+    ("albert --pretrain --steps 5", ""),
+    ("albert --export x --init x --out y", "--pretrain and --finetune and --predict"),
+    ("albert --describe --layers 3", ""),
+    ("albert --describe --glue x", "--finetune read it"),
+    ("autobert_zero --finetune CoLA --length 64", ""),  # of the model
+    ("autobert_zero --finetune CoLA --steps 5", "--search and --pretrain and --describe"),
+    ("autobert_zero --search --arch bert", "--pretrain and --finetune and --predict"),
+    ("autobert_zero --search --runs 3", "--finetune read it"),
+    ("autobert_zero --search --population 9 --finetune_lr 1", ""),
+    ("autobert_zero --pretrain --population 9", "--search read it"),
+    ("autotinybert --further_train --arch 1-8-8-1-8 --speedup 2", "--search"),
+    ("autotinybert --finetune CoLA --init x --lr 1", "--search"),
+    ("autotinybert --export x --init x --arch 1-8-8-1-8", ""),
+    ("mformer --train --arch mformer --samples 40", "--search"),
+    ("mformer --search --samples 40", ""),
+    ("mformer --evaluate --init x --lr 1", "--train"),
+    ("mformer --evaluate --init x --cost flops", ""),
+    ("mformer --describe --steps 5", ""),
+    ("mformer --train --arch mformer --beam 2", "--task wmt14"),
+    ("mformer --train --arch mformer --task wmt14 --patch 2", "--task cifar10"),
 ])
-def test_a_flag_that_the_action_does_not_read_is_told(command, told, monkeypatch):
+def test_a_flag_that_the_action_does_not_read_is_refused(command, readers, monkeypatch):
     file, *words = command.split()
     module = importlib.import_module(file)
-    _, *more = module.ACTIONS[words[0][2:]]
-    monkeypatch.setitem(module.ACTIONS, words[0][2:], (lambda *args: None, *more))
-    with warnings.catch_warnings(record=True) as printed:
+    monkeypatch.setattr(cli, "make_config", lambda *_: module.Config())
+    monkeypatch.setattr(module, "check", lambda *_: None)
+    called = []
+    monkeypatch.setattr(cli, "run_action", lambda *_: called.append(0) or 0)
+    if readers:
+        with pytest.raises(cli.UserError, match="does not read it") as error:
+            module.main(words)
+        assert readers in str(error.value)
+    else:
         assert module.main(words) == 0
-    assert [told in str(each.message) for each in printed] == [True] * bool(told)
+    assert len(called) == (not readers)
 
 
 @pytest.mark.parametrize("file", ["albert", "autobert_zero", "autotinybert", "mformer"])
-def test_the_tables_of_read_flags_name_actions_and_flags(file):
+def test_actions_read_all_groups_of_settings_and_no_others(file):
     module = importlib.import_module(file)
-    flags = {field.name for field in dataclasses.fields(module.Config)}
-    groups = {cli.group_of(module.Config, flag) for flag in flags}
-    for table, known in (module.READS, flags), (module.UNREAD, flags | groups):
-        assert table.keys() <= module.ACTIONS.keys()
-        for names in table.values():
-            assert {*names} <= known
+    groups = {cli.group_of(module.Config, field.name)
+              for field in dataclasses.fields(module.Config)}
+    tasks = ("cifar10", "wmt14") if file == "mformer" else [None]
+    tables = [module.actions_of(task) if task else module.ACTIONS for task in tasks]
+    read = {group for table in tables for action in table.values() for group in action[2]}
+    assert read == groups
 
 
 @pytest.mark.parametrize("file, others", [
@@ -225,11 +235,11 @@ def test_every_preset_passes_its_checks_and_shares_its_micro_batches(command, mo
     file, *words = command.split()
     module = importlib.import_module(file)
     configs = []
-    monkeypatch.setitem(module.ACTIONS, words[0][2:], (lambda *args: configs.append(args), "help"))
+    monkeypatch.setattr(cli, "run_action", lambda *args: configs.append(args[1:]) or 0)
     assert module.main(words) == 0
     (cfg, command), = configs
-    ranks = [distributed.Ranks(rank, 8, None) for rank in range(8)]
-    accumulate = distributed.fit_accumulate(cfg, command, ranks[0])
-    shares = [[*distributed.micro_batch_numbers(each, accumulate)] for each in ranks]
+    ranks = [launch.Ranks(rank, 8, None) for rank in range(8)]
+    accumulate = launch.fit_accumulate(cfg, command, ranks[0])
+    shares = [[*launch.micro_batch_numbers(each, accumulate)] for each in ranks]
     assert sorted(sum(shares, [])) == [*range(accumulate)]
     assert {len(share) for share in shares} == {accumulate // 8}

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from small_runs import ALONE
+from test_run import open_run
 
 from albert import Config
-from common import distributed, finetune
-from common.launch import job_progress
-from common.finetune import Recipe, Tuning, fine_tune, open_task, predict, run_jobs, summarise
+from common import finetune, run
+from common.finetune import (
+    Method, Recipe, Tuning, fine_tune, finetune_tasks, open_task, predict, summarise)
 from common.tokenization import load_tokenizer
 
 METRICS = {
@@ -75,33 +76,29 @@ def fine_tuned(task, loss, *run, evaluate_at=(), cfg=Config()):
 def test_a_gradient_that_is_nan_ends_a_fine_tuning_where_it_logs_or_saves(
         tasks, save_minutes, monkeypatch):
     """Before the next evaluation, and before a save."""
-    monkeypatch.setattr(distributed, "SAVE_MINUTES", save_minutes)
+    monkeypatch.setattr(run, "SAVE_MINUTES", save_minutes)
     task = tasks["CoLA"]
     state = fine_tuned(task, lambda weight: weight.sum() * math.nan)
-    assert "gradient norm nan" in state["diverged"]
-    last = min(task.evaluation_steps()) if save_minutes else 1
-    assert state["step"] == last < task.steps
+    last = 1  # of 5 steps
+    assert state["diverged"] == f"CoLA: loss is NaN or infinite at step {last}"
+    assert state["best"] is None
 
 
-def test_each_evaluation_has_a_line_in_the_log_and_a_job_a_bar_that_begins_at_its_step(
-        tasks, capsys, monkeypatch):
+def test_each_evaluation_has_a_line_in_the_log_and_a_stopped_job_continues(tasks):
     lines = []
-    bars = []
-    run = SimpleNamespace(log=lambda *place, **values: lines.append((place, values)))
-    made = SimpleNamespace(restore=lambda: {"step": 2}, save=lambda **state: None)
-    monkeypatch.setattr(finetune, "job_progress", lambda *words: bars.append(
-        job_progress(*words)) or bars[-1])
+    alone = SimpleNamespace(
+        ranks=ALONE, job="CoLA-1", folder=Path(), mark_computed=lambda: None,
+        log=lambda *place, **values: lines.append((place, values)))
     task = tasks["CoLA"]
+    steps = task.steps
     loss = lambda weight: weight.square().sum()  # noqa: E731
-    fine_tuned(task, loss, made, run, "CoLA-1", evaluate_at={3, task.steps})
-    assert [place for place, _ in lines] == [("finetune", 3), ("finetune", task.steps)]
-    assert all(values["job"] == "CoLA-1" and values["dev"]["score"] == 0 and values["loss"] > 0
-               for _, values in lines)
-    bar, *predictions = bars
-    assert [each.desc for each in predictions] == ["CoLA dev"] * 2
-    assert (bar.desc, bar.initial, bar.n, bar.total) == ("CoLA-1", 2, task.steps, task.steps)
-    assert "score=0" in bar.postfix and "loss=" in bar.postfix
-    assert not capsys.readouterr().err  # it took less than a second
+    whole = fine_tuned(task, loss, alone, "training.pt", evaluate_at={3, steps})
+    assert {("finetune", 3), ("finetune", steps)} <= {place for place, _ in lines}
+    evaluated = [values for place, values in lines if place[1] in (3, steps)]
+    assert all(values["dev"]["score"] == 0 and values["loss"] > 0 for values in evaluated)
+    again = fine_tuned(task, loss, alone, "training.pt", evaluate_at={3, steps})  # finished
+    assert again["score"] == whole["score"]
+    assert torch.equal(again["best"]["weight"], whole["best"]["weight"])
 
 
 def test_the_weights_of_the_best_evaluation_count(tasks, monkeypatch):
@@ -156,9 +153,9 @@ def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
         "diverged": 0,
     }
     result = {"tasks": {"reviews": entry}, "means": {}}
-    run = SimpleNamespace(
-        ranks=ALONE, folder=Path(), finished=lambda: result, print_result=lambda *words: None)
-    finetune.print_summary(run, Config())
+    finished = SimpleNamespace(
+        ranks=ALONE, folder=Path(), result=result, print_next=lambda *words: None)
+    finetune.print_summary(finished, Config())
     printed = capsys.readouterr().out
     assert [each in printed for each in (POOR, CONSTANT)] == [hint == POOR, hint == CONSTANT]
 
@@ -167,18 +164,29 @@ def job(name, task, score):
     return {"job": name, "task": task, "diverged": score < 0.2, "metrics": {"main": score}}
 
 
-def test_mnli_comes_first_and_small_tasks_start_from_its_best_job():
+@pytest.mark.parametrize("from_mnli, rte", [(("RTE",), "jobs/MNLI-1"), ((), None)])
+def test_mnli_comes_first_and_small_tasks_start_from_its_best_job(from_mnli, rte, monkeypatch):
     starts = {}
-    scores = {"a": 0.5, "b": 0.7, "c": 0.9, "d": 0.1}
-    jobs = {"d": "RTE", "a": "MNLI", "b": "MNLI", "c": "CoLA"}
+    scores = {"MNLI-0": 0.5, "MNLI-1": 0.7, "CoLA-0": 0.9, "CoLA-1": 0.8, "RTE-0": 0.1}
 
-    def work(name, start):
-        starts[name] = start
-        return job(name, jobs[name], scores[name])
+    def train(method, source, task, data, cfg, run, name):
+        starts[name] = source
+        (run.folder / "jobs" / name).mkdir()
+        return job(name, task, scores.get(name, 0.1))
 
-    results = run_jobs(ALONE, Path(), jobs, work)
-    assert [result["job"] for result in results] == list("abcd")
-    assert starts == {"a": None, "b": None, "c": None, "d": Path("jobs/b")}
+    monkeypatch.setattr(finetune, "train_task", train)
+    monkeypatch.setattr(finetune, "open_task", lambda name, *_: name)
+    method = Method(dict, lambda cfg, command: cfg.init, None, None, from_mnli=from_mnli)
+    run = open_run("run")
+    names = ["RTE", "MNLI", "CoLA"]
+    data = SimpleNamespace(tokenizer=None)
+    result = finetune_tasks(method, names, None, data, Config(runs=2), run)
+    assert {*result["tasks"]} == {*names}
+    assert result["tasks"]["MNLI"]["median"] == 0.5
+    found = starts["RTE-0"] and str(Path(starts["RTE-0"]).relative_to("run"))
+    assert found == rte
+    assert starts["CoLA-1"] is None
+    assert [*starts][-2:] == ["RTE-0", "RTE-1"] or not from_mnli
 
 
 def test_the_median_job_stands_for_a_task():
