@@ -1287,12 +1287,13 @@ def finetune(cfg, command):
 def average_runs(names, data, cfg, run):
     """The summary of the ensembles of the tasks."""
 
+    jobs = {f"{name}-0": name for name in names}
+
     def work(job):
-        name = job.removesuffix("-0")
-        task = open_task(name, cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask})
+        task = open_task(jobs[job], cfg, data.tokenizer, recipes(cfg), {"RACE": RaceTask})
         return ensemble_job(task, cfg, run.folder / "jobs" / job)
 
-    results = run.each("jobs", [f"{name}-0" for name in names], work)
+    results = run.each("jobs", jobs, work)
     return on_main(run.ranks, summarise, run.folder, [*results.values()], MEANS)
 
 

@@ -1052,8 +1052,8 @@ def summed_losses(network, batch, cfg):
 
 
 def train_step(step, network, optimizer, batches, cfg, ranks, round_number=0):
-    """One step on this process's micro-batches. Returns {name: tensor ()}, both losses and the
-    gradient norm. Their means over the processes are those of the whole batch."""
+    """One step on this process's micro-batches. Returns {name: tensor ()}: the loss, its two parts
+    and the gradient norm. Their means over the processes are those of the whole batch."""
     totals = total_over(ranks, sum(map(count_labels, batches)))  # (2,) of all processes
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
     losses = torch.zeros_like(totals)
@@ -1067,7 +1067,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, round_number=0):
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
-    return {"mlm_loss": losses[0], "nsp_loss": losses[1], "norm": norm}
+    return {"loss": losses.sum(), "mlm_loss": losses[0], "nsp_loss": losses[1], "norm": norm}
 
 
 def train_language_model(model, data, cfg, run):

@@ -63,6 +63,8 @@ def open_data(cfg, command, ranks, tasks=(), text=False):
         exact = "vocab_size" in command.given
         data.tokenizer = load_tokenizer(on_main(
             ranks, cached_vocabulary, tasks, cfg, data.files, exact))
+        print0(ranks, f"a vocabulary of {data.tokenizer.vocab_size:,} tokens, from the training "
+                      f"text of {', '.join(tasks)}")
     if "vocab_size" in command.given and cfg.vocab_size != data.tokenizer.vocab_size:
         raise UserError(f"--vocab_size {cfg.vocab_size}: {data.tokenizer.path} has "
                         f"{data.tokenizer.vocab_size} tokens; leave it out")
@@ -214,8 +216,11 @@ def print_after_training(run, cfg, weights, ending="-exported"):
     """Print the result of a training on text, and the next commands: a fine-tuning and, on the
     user's own data, an export."""
     demo = is_demo(cfg.corpus)
-    action = ["--finetune", "SST-2"] if demo else ["--export", f"{run.folder}{ending}"]
-    run.print_next(cfg, weights, *action, "--init", run.folder)
+    if demo:
+        run.print_next(cfg, weights, "--finetune", "SST-2", "--init", run.folder)
+    else:
+        exported = f"{run.folder}{ending}"
+        run.print_next(cfg, weights, "--export", exported, "--init", run.folder, same=())
     if not (cfg.dry_run or demo):
         print0(run.ranks, f"with a FOLDER of your own, of train.tsv and dev.tsv (data/README.md): "
                           f"python {run.command.program}.py --finetune FOLDER --init {run.folder}")

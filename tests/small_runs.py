@@ -40,7 +40,8 @@ TRAINED = {
 TRAINED = {
     program: f"{program} {flags} --steps 2 --save_every 1 --device cpu"
     for program, flags in TRAINED.items()}
-FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64 --runs 1"
+FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64"  # in a search
+ONE = f"{FEW} --runs 1"  # in a fine-tuning
 SEARCHES = {
     "autobert_zero":
         "--corpus {corpus} --glue {glue} --tasks CoLA,{reviews} "
@@ -65,7 +66,7 @@ REVIEWS = {  # a user's own task. A search does not read its test file
     "dev": "text,label,id\nIt broke.,angry,1\nGood.,pleased,2\n",
     "test": "no table",
 }
-TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
+TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {ONE}"
 RUNS = {
     name: f"{command} --steps 6 --save_every 2 --accumulate 2" for name, command in TRAINED.items()}
 RUNS["autotinybert"] += " --further_steps 6"

@@ -429,12 +429,6 @@ def test_inputs_of_sentence_pairs_and_their_labels(objective):
 
 # --- pre-training --------------------------------------------------------------------------------
 
-def test_the_order_loss_in_the_log_is_of_sequences_with_an_order():
-    means = {"mlm_loss": 2.0, "order_loss": 0.3, "ordered": 0.5}
-    assert albert.logged(means) == {**means, "loss": 2.3, "order_loss": 0.6}
-    assert albert.logged({**means, "ordered": 0.0})["order_loss"] is None
-
-
 def test_nsp_needs_two_documents():
     pairs = SimpleNamespace(length_b=torch.ones(2), length_other=torch.zeros(2))
     text = Data(ALONE.device, train=SimpleNamespace(sentence_runs=lambda *_, others: pairs))

@@ -16,6 +16,7 @@ from small_runs import ALONE, FakeTokenizer
 from torch.testing import assert_close
 
 import autobert_zero as abz
+from common.files import read_jsonl
 from data.network_code import fill_marks, write_network
 
 TINY = abz.Config(
@@ -292,7 +293,7 @@ def test_a_search_from_a_tuned_model_begins_the_same_in_every_process():
     """Independent of earlier draws. The model has no language-model heads, so they are random."""
     arch = (9, MIXER)
     tuned = abz.TaskModel(arch, TINY, 2, False).state_dict()
-    source = abz.Pretrained("run", {"length": 32}, tuned, abz.arch_text(arch), 32)
+    source = abz.Pretrained("run", {"length": 32}, tuned, abz.arch_text(arch), 32, "")
     run = SimpleNamespace(ranks=ALONE)
     one, two = [
         abz.first_super_net(source, run, None, TINY).weights
@@ -412,7 +413,7 @@ def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(m
 
     monkeypatch.setattr(abz, "train_candidate", lambda model, *_: model.pooler.bias.data.fill_(7))
     monkeypatch.setattr(abz, "fine_tune", fine_tune)
-    monkeypatch.setattr(abz, "predict", lambda *_: None)
+    monkeypatch.setattr(abz, "predict_split", lambda *_: None)
     tasks = {name: SimpleNamespace(
         name=name, outputs=2, recipe=None, score=lambda *_, main=main: {"main": main})
         for name, main in {"RTE": 0.5, "CoLA": -0.5}.items()}
@@ -427,16 +428,25 @@ def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(m
 def test_a_round_writes_its_best_candidate_back_last(monkeypatch):
     """Diverged candidates are not written."""
     written = []
-    supernet = SimpleNamespace(
-        state_dict=dict, write_back=lambda pairs: written.append([key for _, key in pairs]))
-    run = SimpleNamespace(ranks=ALONE, folder=Path(), log=lambda *_, **values: None)
+    supernet = SimpleNamespace(write_back=lambda pairs: written.append([key for _, key in pairs]))
+    run = SimpleNamespace(ranks=ALONE, folder=Path())
+    rounds = []
+    loop = SimpleNamespace(
+        state={}, steps=2, after=lambda number, *_, **values: rounds.append(values["candidates"]))
     data = SimpleNamespace(tasks={"RTE": SimpleNamespace(majority_baseline=0.5)})
     monkeypatch.setattr(abz, "load_file", lambda path: int(path.stem))
     monkeypatch.setattr(abz, "score_candidates", lambda archs, *_: {
         key: {"score": key % 3, "diverged": key == 2} for key in archs})
     cfg = replace(TINY, population=4, rounds=1, parents=2, children=2)
-    abz.search(supernet, run, data, cfg)
+
+    class Loop(SimpleNamespace):
+        def __call__(self):
+            return enumerate([None, None])
+
+    history = abz.op_nas(supernet, Loop(**vars(loop)), run, data, cfg)
     assert written == [[3, 0, 1], [6, 7, 4, 5]]
+    assert rounds == [4, 8]
+    assert [line["id"] for line in read_jsonl("history.jsonl")] == [*range(len(history))]
 
 
 # Objective

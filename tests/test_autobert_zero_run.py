@@ -10,7 +10,7 @@ from small_runs import ALONE, REVIEWS, RUNS, TRAINED, call, next_command, write
 from torch.testing import assert_close
 
 import autobert_zero as abz
-from common import glue
+from common import finetune, glue
 from common.files import read_json, read_jsonl
 from common.run import keep_model
 from common.cli import Command
@@ -101,7 +101,7 @@ def keep_tuned(folder, task, tokenizer):
         length=64,
         finetune_length=16)
     model = abz.TaskModel(abz.parse_arch(ARCH), cfg, 2, False)
-    keep_model(folder, Command("autobert_zero", "finetune"), cfg, tokenizer, model=model)
+    keep_model(folder, Command("autobert_zero", "finetune"), cfg, tokenizer, task=task, model=model)
 
 
 @pytest.mark.peers
@@ -181,7 +181,7 @@ def test_an_exported_network_cuts_its_inputs_as_predict_does(
         task, texts, searched, works, monkeypatch):
     """Texts longer than --finetune_length, alone and in pairs."""
     predicted = []
-    monkeypatch.setattr(abz, "answer_file", lambda *others: predicted.append(others[3]))
+    monkeypatch.setattr(finetune, "answer_file", lambda *others: predicted.append(others[3]))
     init = Path(task)
     keep_tuned(init, task, load_tokenizer(searched))
     rows = [("index", *glue.TASKS[task].text)]

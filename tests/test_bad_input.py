@@ -17,10 +17,10 @@ import shutil
 import pytest
 import torch
 from conftest import filled
-from small_runs import ARCH, FEW, SEARCHES, TRAINED, TUNED, call, write
+from small_runs import ARCH, ONE, SEARCHES, TRAINED, TUNED, call, write
 
-from common.files import read_json
-from common.run import PREPARED
+# files of a run without results
+PREPARED = {"config.json", "spiece.model", "vocab.txt", "tokenizer_config.json", "images.json"}
 
 
 # --- what is done to an input --------------------------------------------------------------------
@@ -46,14 +46,6 @@ def edit(name, how):
 
 def drop(name):
     return lambda here, ready: (here / name).unlink()
-
-
-def add_writes(name):
-    """Name one more file that --restart would delete."""
-    def change(here, ready):
-        config = read_json(here / "config.json")
-        write(here / "config.json", {**config, "writes": [*config["writes"], name]})
-    return change
 
 
 def broken(here, ready):
@@ -93,7 +85,7 @@ BOMB = pickle.dumps({"a": Bomb()})
 def tuning(task, program="albert"):
     """The command of a fine-tuning on the line's data."""
     kind = "squad" if task.startswith("SQuAD") else "race" if task == "RACE" else "glue"
-    few = FEW.removeprefix("--finetune_epochs 1 ") if program == "autotinybert" else FEW
+    few = ONE.removeprefix("--finetune_epochs 1 ") if program == "autotinybert" else ONE
     return f"{program} --finetune {task} --init {{{program}}} --{kind} {{here}} {few}"
 
 
@@ -175,16 +167,14 @@ TABLE = [
      ALBERT),
     (TRAINED["albert"], "not a run folder", put("out/log.jsonl", "theirs")),
     (TUNED.replace("{glue}", "typo") + " --restart", "typo", copy("tuned", to="out")),  # mistyped
-    *[(f"{TUNED} --restart", f"config.json: writes: {name!r} is not the plain",
-       copy("tuned", add_writes(name), to="out"), put("precious/a.txt", "theirs"))
-      for name in ("../precious", "*", "/precious", "..", "a/b", "[a]")],
+    (TRAINED["albert"] + " --restart", "not a run folder", copy("tuned", to="out")),
     # flags (more in test_cli.py)
     ("albert --pretrain --corpus {corpus} --device cuda:99", "device cuda:99"),
     ("albert --pretrain --corpus {corpus} --hidden 30 --heads 4", "hidden 30"),
     ("mformer --train --task wmt14 --init {mformer} --vocab_size 7", "--vocab_size & leave it out"),
     ("mformer --train --arch mformer --beam 2", "--beam & --task wmt14"),
-    ("mformer --train --task wmt14 --arch mformer --cifar10 {cifar10}", "--cifar10 & leave it out"),
-    ("mformer --train --arch mformer --layers 2", "--layers & leave it out"),
+    ("mformer --train --task wmt14 --arch mformer --cifar10 {cifar10}", "--cifar10 & --task cifar10"),
+    ("mformer --train --arch mformer --layers 2", "--layers & --search"),
     (f"mformer --train --arch {ARCH}", "--task wmt14 fits it"),
     ("mformer --train", "--arch is missing"),
     (f"mformer --search {SEARCHES['mformer']} --layers 1 --ffn 16", "the rankers need 20"),
@@ -198,7 +188,7 @@ TABLE = [
     ("autobert_zero --search --steps 0", "--steps 0"),
     ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D38
     ("autobert_zero --search --tasks ''", "choose from"),
-    ("autobert_zero --search --arch bert", "--arch & leave it out"),
+    ("autobert_zero --search --arch bert", "--arch & --pretrain and --finetune"),
     ("albert --describe --layers 100000000000", "--layers & [1, 1000]"),
     ("mformer --describe --layers 100000000000", "--layers & [1, 1000]"),
     ("autotinybert --describe --arch 100000000000-96-384-6-96", "1000 layers"),
@@ -219,7 +209,9 @@ def fails(ready, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
 
     def run(command):
-        place = "" if command.startswith("data/") else " --out {here}/out"
+        has_none = command.startswith("data/") or " --export " in command or (
+            " --describe " in command)
+        place = "" if has_none else " --out {here}/out"
         assert call(filled(command + place, here=here, **ready), monkeypatch) == 2
         printed = capfd.readouterr().err
         assert "Traceback" not in printed
@@ -238,7 +230,7 @@ def content(folder):
 def left(out, before):
     """The files of a run in a new folder before its first step, {} unless the folder is new."""
     new = {} if out in before else content(out)
-    assert {path.relative_to(out).parts[0] for path in new if path.is_file()} <= PREPARED
+    assert {path.name for path in new if path.is_file()} <= PREPARED
     return {out: False, **new} if new else {}
 
 
@@ -263,59 +255,21 @@ def test_bad_input_ends_in_one_line_and_changes_no_file(case, fails, ready):
 def test_a_training_that_diverges_ends_in_one_line_before_it_saves(program, more, fails):
     """Checked at steps that save, or that log if no save follows for long."""
     line = fails(f"{TRAINED[program]} {more} --lr 1e30")
-    assert re.search(r"(not finite|diverged).*(step|update) ([1-6]|20)\b", line)
+    assert re.search(r"diverged.* step ([1-6]|20)\b", line)
     for path in fails.here.rglob("checkpoint.pt"):
         weights = torch.load(path)["owned"]["model"].values()
         assert all(value.isfinite().all() for value in weights)
 
 
-@pytest.mark.parametrize("command, wrong", [
-    (f"{TRAINED['albert']} --corpus {{text}} --vocab_size 300", "--held_out 99999"),
-    (TRAINED["mformer"], "--length 2"),
-])
-def test_the_corrected_command_takes_over_the_folder_of_a_mistake(
-        command, wrong, fails, works, ready):
-    """It keeps a corpus, which can take hours."""
-    command = command.replace("{text}", str(ready["corpus"].parent / "text.txt"))
-    fails(f"{command} {wrong}")
-    corpus = {path: path.stat().st_mtime_ns for path in fails.here.glob("out/corpus/*s.bin")}
-    assert len(corpus) == (3 if "albert" in command else 0)
-    works(f"{command} --out {fails.here}/out")
-    assert all(path.stat().st_mtime_ns == time for path, time in corpus.items())
+def test_the_corrected_command_takes_over_the_folder_of_a_mistake(fails, works, ready):
+    command = TRAINED["albert"].replace("{corpus}", str(ready["corpus"].parent / "text.txt"))
+    fails(f"{command} --vocab_size 300 --held_out 99999")
+    works(f"{command} --vocab_size 300 --out {fails.here}/out")
 
 
 def test_a_missing_file_is_told_before_demo_data_are_made(fails, monkeypatch):
     monkeypatch.delattr("data.inputs.make_demo")
     assert "no such file" in fails("autobert_zero --search --corpus {here}/none")
-
-
-def test_restart_deletes_what_runs_write_and_nothing_that_is_named_like_it(
-        ready, works, tmp_path):
-    out = tmp_path / "out"
-    ALBERT(tmp_path, ready)
-    theirs = ["draft.tmp", "lock", "checkpoint.pt.mine", "a.partial-x"]
-    for name in theirs:
-        write(out / name, "theirs")
-    write(out / "config.json.partial-7", "torn")
-    write(tmp_path / "theirs/a.json", "theirs")
-    (out / "jobs").symlink_to(tmp_path / "theirs")
-    works(TRAINED["albert"] + " --out {out} --restart", out=out)
-    assert all((out / name).read_text() == "theirs" for name in theirs)
-    assert (tmp_path / "theirs/a.json").exists()
-    assert not (out / "config.json.partial-7").exists()
-
-
-def test_restart_keeps_a_users_files_in_the_folder_of_a_task(ready, works, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(ready["tuned"], out)
-    theirs = [out / "CoLA/notes.txt", out / "CoLA/plots/a.png"]
-    for path in theirs:
-        write(path, "theirs")
-    write(out / "CoLA/training.pt.partial-7", "torn")
-    assert (out / "CoLA/checkpoint.pt").exists()
-    works(f"{TUNED.replace('CoLA', 'RTE')} --restart --out {{out}}", out=out)
-    assert sorted(path for path in (out / "CoLA").rglob("*") if path.is_file()) == sorted(theirs)
-    assert (out / "RTE/checkpoint.pt").exists()
 
 
 def test_a_vocabulary_of_equal_size_and_other_subwords_is_refused(ready, fails, works):

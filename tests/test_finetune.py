@@ -176,7 +176,7 @@ def test_mnli_comes_first_and_small_tasks_start_from_its_best_job(from_mnli, rte
 
     monkeypatch.setattr(finetune, "train_task", train)
     monkeypatch.setattr(finetune, "open_task", lambda name, *_: name)
-    method = Method(dict, lambda cfg, command: cfg.init, None, None, from_mnli=from_mnli)
+    method = Method(lambda cfg: {}, lambda cfg, command: cfg.init, None, None, from_mnli=from_mnli)
     run = open_run("run")
     names = ["RTE", "MNLI", "CoLA"]
     data = SimpleNamespace(tokenizer=None)

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import filled
-from small_runs import TRAINED, call, next_command, write
+from small_runs import TRAINED, next_command, write
 from test_bad_input import tuning
 
 import albert
@@ -46,14 +45,6 @@ def test_a_training_that_continues_does_not_say_from_scratch(run, ready, works, 
     assert "from scratch" not in printed
     if run != "autotinybert":  # never says how a training starts
         assert "continues from run/checkpoint.pt; " in printed
-
-
-@pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
-def test_a_result_of_an_older_version_ends_in_one_line(program, ready, monkeypatch, capsys):
-    shutil.copytree(ready[program], "run")
-    write("run/done.json", {"seconds": 1})
-    assert call(filled(f"{TRAINED[program]} --out run", **ready), monkeypatch) == 2
-    assert re.search("done.json: lacks .* older version .* --restart", capsys.readouterr().err)
 
 
 def without_answers(text):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import filled
-from small_runs import FEW, call, write
+from small_runs import ONE, call, write
 
 from common.files import read_json
 from data import hf_models
@@ -19,7 +19,7 @@ def tune(works, program, labels):
     rows = [f"A {word} day.,{label}\n" for word, label in zip(("good", "bad", "long"), labels)]
     for split in ("train", "dev"):
         write(f"stars/{split}.csv", "text,label\n" + "".join(rows))
-    few = FEW.removeprefix("--finetune_epochs 1 ") + " --device cpu"
+    few = ONE.removeprefix("--finetune_epochs 1 ") + " --device cpu"
     works(f"{program} --finetune stars --init {{{program}}} --out run {few}")
     works(f"{program} --export hf --init run/stars")
 
