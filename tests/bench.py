@@ -18,7 +18,6 @@ import time
 import warnings
 from pathlib import Path
 from timeit import timeit
-from unittest import mock
 
 import torch
 from conftest import ROOT, filled
@@ -27,8 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import albert
 import autobert_zero
-from common import distributed
-from common.launch import Ranks, prepare_model
+from common.launch import SIGTERM, Ranks, prepare_model
 from data.prepare import make_demo
 
 CPU = torch.device("cpu")
@@ -145,23 +143,23 @@ def peers(own):
 
 DRY = """
 albert.py --pretrain --out {to}/lite
-albert.py --finetune CoLA,SQuAD2.0,RACE --init {to}/lite-dry --out {to}/lite-tasks
-albert.py --predict {demo}/glue/CoLA/test.tsv --init {to}/lite-tasks-dry/CoLA --out {to}/answers
-albert.py --export {to}/lite-hf --init {to}/lite-dry
+albert.py --finetune CoLA,SQuAD2.0,RACE --init {to}/lite --out {to}/lite-tasks
+albert.py --predict {demo}/glue/CoLA/test.tsv --init {to}/lite-tasks/CoLA --out {to}/answers
+albert.py --export {to}/lite-hf --init {to}/lite
 autobert_zero.py --search --out {to}/zero
-autobert_zero.py --pretrain --init {to}/zero-dry --out {to}/zero-text
-autobert_zero.py --finetune CoLA,SQuAD2.0 --init {to}/zero-text-dry --out {to}/zero-tasks
-autobert_zero.py --export {to}/zero.py --init {to}/zero-text-dry
+autobert_zero.py --pretrain --init {to}/zero --out {to}/zero-text
+autobert_zero.py --finetune CoLA,SQuAD2.0 --init {to}/zero-text --out {to}/zero-tasks
+autobert_zero.py --export {to}/zero.py --init {to}/zero-text
 autotinybert.py --search --latency_device cuda --out {to}/tiny
 autotinybert.py --further_train --arch 2-32-64-2-32 --out {to}/tiny-text
-autotinybert.py --finetune SST-2,SQuAD1.1 --init {to}/tiny-text-dry --out {to}/tiny-tasks
-autotinybert.py --export {to}/tiny-hf --init {to}/tiny-text-dry
+autotinybert.py --finetune SST-2,SQuAD1.1 --init {to}/tiny-text --out {to}/tiny-tasks
+autotinybert.py --export {to}/tiny-hf --init {to}/tiny-text
 mformer.py --search --out {to}/images
-mformer.py --train --arch {to}/images-dry/best.json --out {to}/images-net
-mformer.py --evaluate --init {to}/images-net-dry --out {to}/images-score
+mformer.py --train --arch {to}/images/best.json --out {to}/images-net
+mformer.py --evaluate --init {to}/images-net --out {to}/images-score
 mformer.py --task wmt14 --search --out {to}/texts
-mformer.py --task wmt14 --train --arch {to}/texts-dry/best.json --out {to}/texts-net
-mformer.py --task wmt14 --evaluate --init {to}/texts-net-dry --out {to}/texts-score
+mformer.py --task wmt14 --train --arch {to}/texts/best.json --out {to}/texts-net
+mformer.py --task wmt14 --evaluate --init {to}/texts-net --out {to}/texts-score
 """
 TRAININGS = """
 albert.py --pretrain --batch 512 --accumulate 8 --vocab_size 2000 --out {to}/0
@@ -177,8 +175,8 @@ mformer.py --task wmt14 --train --arch mformer --vocab_size 2000 --out {to}/6
 def quietly(command):
     """Run a command of a paper file without its output. SIGTERM may end it early."""
     file, *words = shlex.split(command)
-    silent = contextlib.redirect_stdout(io.StringIO())
-    with silent, mock.patch.object(distributed, "_stop_requested", False):
+    SIGTERM.clear()
+    with contextlib.redirect_stdout(io.StringIO()):
         importlib.import_module(file.removesuffix(".py")).main(words)
 
 
@@ -220,7 +218,7 @@ def gpu(own):
     print(torch.cuda.get_device_name(), torch.__version__, to)
     for line in DRY.strip().split("\n"):
         print(line, flush=True)
-        quietly(filled(f"{line} --dry_run", to=to, demo=demo))
+        quietly(filled(f"{line} -_run", to=to, demo=demo))
     for line in TRAININGS.strip().split("\n"):
         command = filled(f"{line} --preset {'demo' if own.small else 'base'}", to=to)
         print(line, train_on_card(command, own.seconds), sep="\n  ", flush=True)
