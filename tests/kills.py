@@ -24,7 +24,7 @@ OWN = {  # entries that may differ: times and places
     "speedup", "speedup_range", "argv", "environment",
     "digest", "out"}
 TWO = ("--standalone", "--nproc_per_node=2")  # processes
-NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.json$|\.previous$")
+NOT_COMPARED = re.compile(r"lock$|log\.jsonl$|latency\.json$")
 
 
 def start(command, out, *launch):

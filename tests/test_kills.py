@@ -14,10 +14,10 @@ from conftest import filled, release_locks, slow
 from kills import TWO, begin, children_of, differences, finish, finish_two, free_port, start
 from small_runs import RUNS, TRAINED, TUNED, call, pretend
 
+from common import launch
 from common.cli import Stop
 from common.files import read_jsonl
-from common.launch import Pace
-from common.run import Checkpoint
+from common.run import Loop
 
 LONG = {  # long enough to be killed in the middle
     "albert": RUNS["albert"] + " --steps 200 --save_every 20",
@@ -74,21 +74,23 @@ def test_a_run_that_dies_every_few_writes_ends_as_an_undisturbed_one(
 
 @pytest.mark.parametrize("name", [*TRAINED, "tuned"])
 def test_sigterm_in_the_last_step_loses_no_step(name, ready, tmp_path, monkeypatch):
+    """The loop is finished. A training goes on to its end, a fine-tuning stops after the job."""
     command = {**TRAINED, "tuned": TUNED}[name] + " --save_every 9 --out {out}"
+    command = command.replace(" --save_every 9", "") if name == "tuned" else command
     steps = []
-    pace = Pace.__call__
+    after = Loop.after
 
-    def stop_at_last(self, *done):
-        steps.append(self)
+    def stop_at_last(loop, step, *numbers, **values):
+        steps.append(step)
         if len(steps) == 2:
             signal.raise_signal(signal.SIGTERM)
-        return pace(self, *done)
+        return after(loop, step, *numbers, **values)
 
-    monkeypatch.setattr(Pace, "__call__", stop_at_last)
+    monkeypatch.setattr(Loop, "after", stop_at_last)
     command = filled(command, out=tmp_path, **ready)
-    for status in (143, 0):
-        monkeypatch.setattr("common.launch._stop_requested", False)
-        assert call(command, monkeypatch) == status
+    assert call(command, monkeypatch) == (143 if name == "tuned" else 0)
+    launch.SIGTERM.clear()
+    assert call(command, monkeypatch) == 0
     assert len(steps) == 2
 
 
@@ -104,14 +106,14 @@ def test_two_processes_end_as_one_to_rounding(name, ready, finished, tmp_path, m
     one = finished(name)
     two = begin(one, tmp_path / "two")
     if name in TRAINED:
-        save = Checkpoint.save
+        save = Loop._save
 
-        def save_and_stop(checkpoint, **values):
-            save(checkpoint, **values)
+        def save_and_stop(*arguments):
+            save(*arguments)
             raise Stop
 
         with monkeypatch.context() as patch:
-            patch.setattr(Checkpoint, "save", save_and_stop)
+            patch.setattr(Loop, "_save", save_and_stop)
             assert call(f"{command} --out {two}", patch) == 143
     finish_two(command, two)
     for path in one.rglob("checkpoint.pt"):
