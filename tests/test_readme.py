@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import albert
 import autobert_zero as abz
-from common import cli, distributed
+from common import cli, launch
 from data import prepare
 from data.images import Pictures, load_cifar10, read_npz
 
@@ -118,7 +118,7 @@ def test_days_of_fine_tuning_on_the_front_page():
     """775 candidates, three passes over the training examples of GLUE without WNLI."""
     cfg = abz.Config()
     cost = abz.count(abz.read_arch(cfg.arch, cfg.layers), cfg)
-    seconds = 3 * cost["flops"] * 3 * 949_098 / (distributed.UTILIZATION * 989e12)
+    seconds = 3 * cost["flops"] * 3 * 949_098 / (launch.UTILIZATION * 989e12)
     days, = re.findall(r"and ([\d.]+) days of fine-tuning", FRONT)
     assert float(days) == pytest.approx(775 * seconds / 86400, rel=0.02)
 
@@ -127,8 +127,8 @@ def test_days_and_memory():
     """3 x 91.5 GFLOPs per sequence (albert.flops), 125,000 steps of 4,096, 35% of 989 TFLOP/s. And
     34 bytes per number of the hidden states if ffn = 4 hidden: Korthikanti et al. 2022."""
     cfg = albert.Config(**albert.PRESETS["base"], preset="base", accumulate=64)
-    layers = [distributed.layer_activations(512, 768, 3072)] * 12
-    cost = distributed.training_cost(
+    layers = [launch.layer_activations(512, 768, 3072)] * 12
+    cost = launch.training_cost(
         cfg,
         parameters=0,
         flops=albert.flops(cfg),

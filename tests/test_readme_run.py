@@ -15,6 +15,7 @@ import torch
 from small_runs import call, write
 from test_readme import PAGES, PAPERS, arguments, commands_of
 
+from common import cli
 from data.images import load_cifar10
 
 MADE_BY = """
@@ -142,15 +143,23 @@ def run(home, monkeypatch):
         small = [flags for pattern, flags in SMALL.items() if re.search(pattern, line)]
         file, argv = arguments(line)
         if file in PAPERS:
-            argv = without(importlib.import_module(file), argv)
-            if not re.search("--(export|describe) ", line):
+            module = importlib.import_module(file)
+            argv = without(module, argv)
+            if not re.search("--(export|describe|predict|evaluate) ", line):
                 small.append("--dry_run")
+                if "--out" not in argv:  # the next command uses the folder of the page
+                    small.append(f"--restart --out {default_out(module, argv)}")
         assert not call(" ".join([file, shlex.join(argv), *small]), monkeypatch)
-        for folder in Path("runs").glob("*-dry"):  # the next command uses the page's name
-            known = folder.with_name(folder.name.removesuffix("-dry"))
-            if not known.exists():
-                known.symlink_to(folder.name)
     return work
+
+
+def default_out(module, argv):
+    """The run folder of a command without --out and --dry_run."""
+    folders = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "run_action", lambda function, cfg, command: folders.append(cfg.out) or 0)
+        module.main(argv)
+    return folders[0]
 
 
 RUN = re.compile(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py|data/prepare\.py (?!download)")
