@@ -478,12 +478,13 @@ class Loop:
         ranks = self.ranks
         steps = range(self.begin, self.steps)
         inside = not self.run or bool(self.run.job)
+        label = self.run.job if self.run and self.run.job else self.name
         items = [None] * len(steps) if items is None else prefetch(items, ranks.device)
         now = time.monotonic()
         self.saved = now
         self.logged = now
         with (noting_sigterm(),
-              progress(ranks, self.steps, self.name, self.begin, inside) as self.bar):
+              progress(ranks, self.steps, label, self.begin, inside) as self.bar):
             for step, item in zip(steps, items):
                 yield step, item
         self.finish()
