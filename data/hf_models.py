@@ -401,15 +401,15 @@ def model_folder(path, first="model"):
     itself. Raises UserError if there is none yet."""
     path = Path(path)
     inside = [path / name for name in (first, "model", "superplm")]
-    folder = next((each for each in inside if (each / "checkpoint.pt").exists()), path)
+    folder = next((each for each in inside if (each / "done.json").exists()), path)
     config = folder / "config.json"
     if not config.exists():
         raise UserError(f"{folder}: no model here (config.json is missing); give a run or a "
                         "Hugging Face folder")
     searches = read_json(config).get("action") == "search"
     if searches and not (folder / "checkpoint.pt").exists():
-        raise UserError(f"{folder}: its search has no model yet; first go on with --search --out "
-                        f"{folder}, without --init")
+        raise UserError(f"{folder}: its search has no model yet; first run its command again, which "
+                        "continues it")
     return folder
 
 
@@ -527,12 +527,12 @@ def write_bert(folder, weights, shape, tokenizer, length, source, head=()):
     """
     task = ""
     own = None
-    settings = read_json(Path(source) / "config.json")
-    settings = settings.get("settings", settings)  # of a run, or of a Hugging Face folder
+    record = read_json(Path(source) / "config.json")
+    settings = record.get("settings", record)  # of a run, or of a Hugging Face folder
     dropout = settings.get("dropout", settings.get("hidden_dropout_prob", 0.1))
     kind = "ForMaskedLM" if "transform.weight" in weights else ""
     if head:
-        task = settings.get("tasks")
+        task = record.get("task", "")
         kind = "ForQuestionAnswering" if task == "SQuAD1.1" else "ForSequenceClassification"
         encoder = {name: value for name, value in weights.items() if name.startswith("encoder.")}
         weights, own = folder_task.export_head(
