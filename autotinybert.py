@@ -44,7 +44,7 @@ from torch import nn
 if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this file has no commands
     from common import cli
     from common.cli import Diverged, UserError
-    from common.files import jsonl, read_json, write_atomic, write_json
+    from common.files import existing, jsonl, read_json, write_atomic, write_json
     from common.finetune import (
         Method, Recipe, Tuning, fine_tune, finetune_tasks, open_task, parse_tasks, percent,
         predict_file, print_summary)
@@ -592,8 +592,8 @@ def distillation_losses(student, batch):
 # --- training -------------
 
 
-CLIP = 1.0  # largest gradient norm
 # D21*: the gradient is clipped as a whole. The released code first clips each parameter's
+CLIP = 1.0  # largest gradient norm
 
 
 def schedule(step, steps, warmup):
@@ -864,8 +864,8 @@ def begin_task(task, source, cfg, number, device):
 GROUP = 8  # shapes timed per timing of the reference
 # settings of what is timed
 TIMED = ("latency_device", "latency_threads", "latency_batch", "latency_length")
-# settings that latencies depend on
-OF_LATENCIES = (*TIMED, "reference", "largest", "smallest", "setting", "variant")
+# settings of the search space
+SPACE = ("largest", "smallest", "setting", "variant")
 DRIFT = 0.1  # relative change of the reference's latency that causes a warning
 DOUBTFUL = 0.2  # mean relative error of a predictor that causes a warning
 FINAL_ROUNDS = 5  # of the latency of a finalist
@@ -931,7 +931,8 @@ def machine_of(cfg):
     """The processor and the settings that latencies depend on. UserError without such a device."""
     device = pick_device(cfg.latency_device)
     here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
-    return {"processor": here, **{name: getattr(cfg, name) for name in OF_LATENCIES}}
+    settings = {name: getattr(cfg, name) for name in (*TIMED, "reference", *SPACE)}
+    return {"processor": here, **settings}
 
 
 def measure_latencies(cfg, run):
@@ -962,7 +963,7 @@ def find_latencies(cfg, run):
         return read_json(own)
     if not cfg.latencies and not (cfg.init and path.exists()):
         return None
-    latencies = read_json(path, "--latencies takes a finished run of --latency, or a --search")
+    latencies = read_json(path)
     there = latencies["machine"]
     differ = [f"{name} ({there[name]} there, {value} here)"
               for name, value in machine_of(cfg).items() if there[name] != value]
@@ -973,6 +974,15 @@ def find_latencies(cfg, run):
     if cfg.latencies:
         raise UserError(f"{line}; leave --latencies out, which measures new ones")
     print(f"{line}; new ones are measured")
+    return None
+
+
+def open_latencies(cfg, run):
+    """The content of the run's latency.json: latencies of another run, or measured ones."""
+    latencies = on_main(run.ranks, find_latencies, cfg, run)
+    if latencies:
+        return run.once("latency.json", dict, latencies)
+    return measure_latencies(cfg, run)
 
 
 def ratios_of(timings):
@@ -1408,24 +1418,22 @@ def choose_best(finalists, results, data, cfg, run):
 
 
 def find_architecture(source, data, cfg, run):
-    """The method (Sec. 3, Figure 1). Returns the content of best.json, and the best model.
-
-    Latencies come first, so that an impossible limit costs no training."""
-    latencies = on_main(run.ranks, find_latencies, cfg, run)
-    if latencies:
-        run.once("latency.json", dict, latencies)
-    else:
-        latencies = measure_latencies(cfg, run)
+    """The method (Sec. 3, Figure 1). Keeps the best model in the folder model. Returns the content
+    of best.json."""
+    latencies = open_latencies(cfg, run)
     lat = on_main(run.ranks, learn_latency, latencies, cfg, run.ranks)
-    on_main(run.ranks, check_limit, lat, cfg, run)
+    on_main(run.ranks, check_limit, lat, cfg, run)  # before the training
     supernet = open_superplm(source, data, cfg, run)  # Alg. 1
     history = evolve(supernet, lat, data, cfg, run)  # Alg. 2
     finalists = run.once("finalists.json", confirm, history, lat, cfg, run)
     models = train_finalists(supernet, finalists, data, cfg, run)  # Sec. 3.6
     results = judge_finalists(models, data, cfg, run)
     best = choose_best(finalists, results, data, cfg, run)
-    on_main(run.ranks, write_pareto, run.folder, history)
-    return best, models[best["arch"]]
+    model = models[best["arch"]]
+    settings = dataclasses.replace(cfg, arch=best["arch"])
+    keep("model", "search", model.encoder.trained, data, settings, run, model=model)
+    on_main(run.ranks, write_best, run.folder, best, history)
+    return best
 
 # --- the run --------------
 
@@ -1434,37 +1442,20 @@ def find_architecture(source, data, cfg, run):
 
 PRESETS["demo"] = dict(  # minutes on two cores
     vocab_size=2000,
-    largest="4-96-384-6-96",
-    smallest="1-32-32-1-48",
-    reference="8-96-384-6-96",
-    dropout=0.0,
-    init_std=0.07,
-    accumulate=2,
-    length=48,
-    batch=32,
-    lr=3e-3,
-    steps=600,
-    further_steps=300,
-    eval_every=50,
-    save_every=100,
+    largest="4-96-384-6-96", smallest="1-32-32-1-48", reference="8-96-384-6-96",
+    dropout=0.0, init_std=0.07,
+    length=48, batch=32, accumulate=2, lr=3e-3, steps=600, further_steps=300,
+    eval_every=50, save_every=100,
     tasks="MLM-saved,MNLI",
-    finetune_epochs=1,
-    finetune_lr=1e-3,
-    finetune_batch=16,
-    finetune_length=96,
+    finetune_epochs=1, finetune_lr=1e-3, finetune_batch=16, finetune_length=96,
     population=8, generations=3,
     latency_archs=120,
     finetune=dict(finetune_epochs=2, finetune_length=128))
 PRESETS["dry_run"] = dict(
-    steps=2,
-    further_steps=2,
+    steps=2, further_steps=2,
     population=2, generations=2, winners=1,
-    runs=1,
-    latency_archs=20,
-    latency_rounds=1,
-    finetune_epochs=1,
-    finetune_batch=16,
-    train_examples=32)
+    latency_archs=20, latency_rounds=1,
+    finetune_epochs=1, finetune_batch=16, train_examples=32, runs=1)
 
 
 # Weights to start from
@@ -1472,7 +1463,6 @@ PRESETS["dry_run"] = dict(
 # settings: of the run that made it, {} for a Hugging Face folder. weights: by our names. trained:
 # the number of trained positions. action: of the run, or "". task: whose head is included, or ""
 Pretrained = namedtuple("Pretrained", "path settings weights arch trained action task")
-SHAPE = ("largest", "smallest", "setting", "variant", "vocab_size")  # taken from a SuperPLM
 
 
 def read_arch(text, source):
@@ -1541,6 +1531,8 @@ def resolve(cfg, command, ranks, source):
     changes = settings_of_source(source, cfg, command) if source else {}
     if not cfg.tokenizer and (source or cfg.teacher):
         changes["tokenizer"] = str(source.path if source else hf_models.model_folder(cfg.teacher))
+    if cfg.latencies:
+        existing(f"{cfg.latencies}/latency.json", "name a run of --latency or --search")
     cfg = dataclasses.replace(cfg, **changes)
     if command.action in ("search", "superplm", "further_train"):
         if (cfg.setting == "distill") != bool(cfg.teacher):
@@ -1559,15 +1551,16 @@ def resolve(cfg, command, ranks, source):
 
 def settings_of_source(source, cfg, command):
     """The settings that follow from a Pretrained. UserError if a flag contradicts it."""
+    settings = source.settings
     is_superplm = source.action == "superplm"
     if command.action == "superplm":  # trains it further, or a part of it
-        space = [name for name in SHAPE if name != "vocab_size"] if is_superplm else []
-        return settings_from(cfg, command, source.settings, source.path, (), space)
+        return settings_from(cfg, command, settings, source.path, (), SPACE if is_superplm else ())
     if command.action not in ("search", "latency", "describe"):
         return {"arch": cfg.arch or str(source.arch)}
     changes = {"init": str(source.path)}
     if is_superplm:
-        return changes | settings_from(cfg, command, source.settings, source.path, SHAPE)
+        names = (*SPACE, "vocab_size")
+        return changes | settings_from(cfg, command, settings, source.path, names)
     rows, width = source.weights["encoder.token_embedding.weight"].shape
     if width != source.arch.hidden:
         raise UserError(f"{source.path}: its embeddings have the width {width}, not "
@@ -1655,7 +1648,12 @@ def load_teacher(cfg, command, ranks, tokenizer):
     source = read_pretrained(cfg.teacher, cfg, command)
     check_length(source, cfg.length)
     check_vocabulary(source.path, tokenizer)
-    check_heads(source.arch, parse_arch(cfg.arch or cfg.largest), cfg)
+    heads = source.arch.heads
+    student = parse_arch(cfg.arch or cfg.largest)
+    if heads != student.heads:
+        raise UserError(f"--teacher {cfg.teacher}: it has {heads} heads and the student "
+                        f"{student.heads}; attention is compared head by head: give a student, "
+                        f"--largest in a search, with {heads} heads, such as 4-96-384-{heads}-96")
     weights = without_padding(source.weights, tokenizer.vocab_size)
     width = weights["encoder.token_embedding.weight"].shape[1]
     teacher = Encoder(source.arch, tokenizer.vocab_size, 0.0, positions_of(source), width)
@@ -1664,15 +1662,6 @@ def load_teacher(cfg, command, ranks, tokenizer):
     teacher.trained = source.trained
     extend_positions(model, cfg.length)
     return teacher.to(ranks.device).eval().requires_grad_(False)
-
-
-def check_heads(teacher, student, cfg):
-    """UserError if a teacher (Arch) has another number of heads than the student."""
-    if teacher.heads != student.heads:
-        raise UserError(f"--teacher {cfg.teacher}: it has {teacher.heads} heads and the student "
-                        f"{student.heads}; attention is compared head by head: give a student, "
-                        f"--largest in a search, with {teacher.heads} heads, such as "
-                        f"4-96-384-{teacher.heads}-96")
 
 
 def load_model(source, fit, cfg):
@@ -1748,11 +1737,7 @@ def search(cfg, command):
         if not run.result:
             data = open_proxies(names, cfg, data)
             data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
-            best, model = find_architecture(source, data, cfg, run)
-            settings = dataclasses.replace(cfg, arch=best["arch"])
-            keep("model", "search", model.encoder.trained, data, settings, run, model=model)
-            on_main(ranks, write_json, run.folder / "best.json", best)
-            run.finish(best)
+            run.finish(find_architecture(source, data, cfg, run))
         print_best(run, cfg)
 
 
@@ -1766,7 +1751,7 @@ def latency(cfg, command):
             run.finish(measure_latencies(cfg, run))
         on_main(ranks, learn_latency, run.result, cfg, ranks)
         run.print_next(cfg, "latency.json", "--search", "--latencies", run.folder,
-                       same=("preset", "device", "init", *OF_LATENCIES))
+                       same=("preset", "device", "init", "reference", *TIMED, *SPACE))
 
 
 def superplm(cfg, command):
@@ -1840,9 +1825,9 @@ def finetune(cfg, command):
         cfg = complete(cfg, data)
         run = Run(cfg, command, ranks, data)
         if not run.result:
+            model, _ = start_model(source, cfg.arch, cfg)  # a mistake ends the command here
             tasks = [name for name in names if name != "MLM-saved"]
             result = finetune_tasks(method(), tasks, source, data, cfg, run)
-            model, _ = start_model(source, cfg.arch, cfg)
             run.finish({**result, "mlm": score_mlm(model, data, cfg) if masked else None})
         if mlm := run.result["mlm"]:
             print0(ranks, f"MLM-saved: the loss of masked words is {mlm['loss']:.4f}, "
@@ -1901,7 +1886,8 @@ def compare_latencies(folder, arch, cfg):
     measured alternately."""
     if cfg.latency_device == "cuda" and not torch.cuda.is_available():
         return "latency: not measured, since there is no GPU; --latency_device cpu measures one"
-    exported = exported_model(folder, cfg)
+    exported = hf_models.open_exported(
+        folder, cfg.latency_batch, cfg.latency_length, cfg.latency_device)
     own = []
     others = []
     for _ in range(FINAL_ROUNDS):
@@ -1912,21 +1898,6 @@ def compare_latencies(folder, arch, cfg):
     if not exported:
         return line + "not measured (pip install transformers)"
     return line + f"{statistics.median(others):.4g} ms with transformers"
-
-
-def exported_model(folder, cfg):
-    """A function that runs an exported folder on what is timed, or None without transformers."""
-    try:
-        from transformers import AutoModel, logging
-    except ImportError:
-        return None
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model = AutoModel.from_pretrained(folder, trust_remote_code=True)  # the code is write_bert's
-    model = model.eval().to(cfg.latency_device)
-    shape = cfg.latency_batch, cfg.latency_length
-    ids = torch.zeros(shape, dtype=torch.long, device=cfg.latency_device)
-    return functools.partial(model, input_ids=ids, token_type_ids=ids, attention_mask=ids + 1)
 
 
 def step_flops(cfg):
@@ -2005,7 +1976,9 @@ def pareto(history):
     return "\n".join(lines) + "\n", scatter(points, front, "predicted ms", "score")
 
 
-def write_pareto(folder, history):
+def write_best(folder, best, history):
+    """Write best.json, and all candidates as text and as a drawing."""
+    write_json(folder / "best.json", best)
     text, drawing = pareto(history)
     write_atomic(folder / "pareto.txt", text)
     write_atomic(folder / "pareto.svg", drawing)

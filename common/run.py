@@ -87,13 +87,14 @@ def as_json(value):
 
 def model_files(cfg):
     """{flag: files} of the models, runs and tokenizers that the settings name. A run folder is
-    represented by its checkpoints."""
+    represented by its checkpoints, for --latencies by its latencies."""
     reads = {}
     for flag in MODELS:
         value = getattr(cfg, flag, ())
         files = []
         for path in filter(None, [value] if isinstance(value, str) else value):
-            inside = [*Path(path).glob("checkpoint.pt")]  # else the checkpoints of its parts
+            name = "latency.json" if flag == "latencies" else "checkpoint.pt"
+            inside = [*Path(path).glob(name)]  # else the checkpoints of its parts
             files += map(str, inside or sorted(Path(path).glob("*/checkpoint.pt")) or [path])
         if files and files not in reads.values():  # the tokenizer is often --init's
             reads[flag] = files

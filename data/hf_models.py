@@ -22,6 +22,7 @@ Ordinary text gives the same ids as common/tokenization.py. transformers 5 diffe
 - A released ALBERT vocabulary: a "▁" follows each of its symbols ( ) " - . – £ €, and a token such
   as "▁2011," is not cut again. Vocabularies of data/text.py have neither.
 """
+import functools
 import json
 import re
 from pathlib import Path
@@ -408,8 +409,8 @@ def model_folder(path, first="model"):
                         "Hugging Face folder")
     searches = read_json(config).get("action") == "search"
     if searches and not (folder / "checkpoint.pt").exists():
-        raise UserError(f"{folder}: its search has no model yet; first run its command again, which "
-                        "continues it")
+        raise UserError(f"{folder}: its search has no model yet; first run its command again, "
+                        "which continues it")
     return folder
 
 
@@ -550,3 +551,18 @@ def write_bert(folder, weights, shape, tokenizer, length, source, head=()):
         trust = ", trust_remote_code=True"
     command = opener(tokenizer, f"AutoModel{kind}", folder, trust)
     return f"{folder}: written; open it with {command}"
+
+
+def open_exported(folder, batch, length, device):
+    """A function that runs a folder of write_bert on `batch` sequences of `length` tokens, or None
+    without transformers."""
+    try:
+        from transformers import AutoModel, logging
+    except ImportError:
+        return None
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)  # the code is write_bert's
+    ids = torch.zeros(batch, length, dtype=torch.long, device=device)
+    return functools.partial(model.eval().to(device), input_ids=ids, token_type_ids=ids,
+                             attention_mask=ids + 1)

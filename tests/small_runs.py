@@ -31,29 +31,31 @@ TRAINED = {
     "autobert_zero":
         "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --batch 2",
     "autotinybert":
-        "--further_train --corpus {corpus} --accumulate 1 --further_steps 2 --eval_every 1 "
-        "--arch 1-16-16-2-16 --largest 1-16-16-2-16 --smallest 1-8-8-1-8 --batch 2",
+        "--further_train --corpus {corpus} --accumulate 1 --eval_every 1 --arch 1-16-16-2-16 "
+        "--batch 2",
     "mformer":
         "--train --task wmt14 --train_text {pairs}/train --test_text {pairs}/train "
         f"--vocab_size 120 --batch 64 --held_out 4 --length 40 --arch {ARCH}",
 }
+STEPS = {"autotinybert": "--further_steps"}  # flags other than --steps
 TRAINED = {
-    program: f"{program} {flags} --steps 2 --save_every 1 --device cpu"
+    program: f"{program} {flags} {STEPS.get(program, '--steps')} 2 --save_every 1 --device cpu"
     for program, flags in TRAINED.items()}
-FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64 --runs 1"
+SHORT = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64"
+FEW = f"{SHORT} --runs 1"
 SEARCHES = {
     "autobert_zero":
         "--corpus {corpus} --glue {glue} --tasks CoLA,{reviews} "
         "--layers 2 --hidden 16 --heads 2 --ffn 16 "
         "--batch 4 --steps 4 --population 3 --rounds 1 --parents 2 --children 2 --finalists 1 "
         "--weight_sharing biws "
-        f"--finalist_times 1 {FEW}",
+        f"--finalist_times 1 {SHORT}",
     "autotinybert":
         "--corpus {corpus} --tasks {reviews} --largest 2-24-40-4-24 --smallest 1-8-8-1-8 "
         "--length 24 --batch 8 --accumulate 2 --samples 2 --steps 4 --further_steps 3 "
         "--eval_every 1 --population 3 --generations 2 --winners 2 --latency_archs 24 "
         "--latency_rounds 1 --latency_length 16 --reference 6-128-512-4-128 --speedup 2 "
-        f"{FEW}",
+        f"{SHORT}",
     "mformer":
         "--cifar10 {cifar10} --cost flops --layers 1 2 --hidden 16 --ffn 16 32 --heads 1 2 "
         "--patch 8 --batch 8 --accumulate 2 --held_out 16 --steps 6 --samples 20 "
@@ -67,8 +69,8 @@ REVIEWS = {  # a user's own task. A search does not read its test file
 }
 TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {FEW}"
 RUNS = {
-    name: f"{command} --steps 6 --save_every 2 --accumulate 2" for name, command in TRAINED.items()}
-RUNS["autotinybert"] += " --further_steps 6"
+    name: f"{command} {STEPS.get(name, '--steps')} 6 --save_every 2 --accumulate 2"
+    for name, command in TRAINED.items()}
 RUNS["tuned"] = f"{TUNED} --finetune_dropout 0.1 --finetune_epochs 6 --eval_every 2"
 for name, words in SEARCHES.items():
     RUNS[f"{name} search"] = f"{name} --search {words} --save_every 2 --device cpu"
