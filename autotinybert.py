@@ -13,10 +13,10 @@ Run:  python autotinybert.py --search --dry_run        a few steps of every phas
 Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3 -> VARIANTS
       Sec. 3.4, Figure 3 -> leading, extract    Alg. 1 -> draw_archs, train_step
       Lat(.) of Eq. 4 -> Predictor             Alg. 2 -> propose, evolve
-      Sec. 4.4 -> fast_candidates              Sec. 3.6 -> train_finalists
+      Sec. 4.4 -> fast_candidates              Sec. 3.6 -> train_further
       Table D.1 -> TABLE_D1                    measurements -> tests/claims
-Tour: search_space, leading, Layer, train_step, train_language_model, Predictor, propose, search.
-      Skip at first: weights to start from, fine-tuning, the command line.
+Tour: search_space, leading, Layer, train_step, Predictor, propose, evolve, find_architecture (the
+      whole method). Skip at first: HAT and the other variants, distillation, fine-tuning.
 There are 25 departures, D1 to D25, where this file differs from the paper or the paper is silent:
 grep -n '# D[0-9]' autotinybert.py
 A * marks a departure from the released code, huawei-noah/Pretrained-Language-Model, AutoTinyBERT at
@@ -37,10 +37,28 @@ from collections import namedtuple
 from itertools import product
 from pathlib import Path
 from typing import Literal
-
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this file has no commands
+    from common import cli
+    from common.cli import Diverged, UserError
+    from common.files import existing, jsonl, read_json, write_atomic, write_json
+    from common.finetune import (
+        Method, Recipe, Tuning, fine_tune, finetune_tasks, open_task, parse_tasks, percent,
+        predict_file, print_summary)
+    from common.finetune import predict as predict_split
+    from common.launch import (
+        autocast, average_gradients, fit_accumulate, generator_of, launch, layer_activations,
+        micro_batch_numbers, move, on_main, pick_device, print0, print_device_use, seed_everything,
+        seed_of, send, total_over, training_cost)
+    from common.run import Loop, Run, keep_model, processor, read_run, set_rate, settings_from
+    from data import hf_models
+    from data.corpus import join
+    from data.drawing import scatter
+    from data.inputs import (
+        Data, check_vocabulary, open_data, open_tokenizer, print_after_training)
 
 # B batch, T tokens, H hidden (d^m), Q query/key/value width, N heads, D head width, V vocabulary,
 # I masked positions, E embedding width (H except in small teachers), W teacher's hidden width
@@ -54,131 +72,92 @@ class Config:
     override presets, and presets override defaults. The defaults are the preset base. The command
     line starts from the preset demo."""
     preset: str = "base"  # demo (minutes on two cores) | base (the paper's)
-    out: str = ""  # run folder. Default: runs/autotinybert-ACTION-PRESET
-    restart: bool = False  # delete the run in the run folder and start again
     seed: int = 0  # random seed
-    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
-    compile: bool = False  # torch.compile further training, not the SuperPLM
-    accumulate: int = 16  # micro-batches per step, N of Alg. 1. Raised to fit the processes [>= 1]
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
-    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
     init: str = ""  # run or Hugging Face folder to start from. In --search, the SuperPLM
-    # data
-    corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text
-    glue: str = ""  # folder of the GLUE tasks. Default: demo tasks
-    squad: str = ""  # folder of train-v1.1.json and dev-v1.1.json. Default: demo questions
+    # D10*: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt. The paper does
+    # not say, and its code has WordPiece
     tokenizer: str = ""  # spiece.model or vocab.txt. Default: --init's, --teacher's, or a new one
-    vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
-    held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D12)
-    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
-    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
-    train_examples: int = 0  # training examples of each task (0: all)
-    # SuperPLM
-    arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
-    largest: str = "8-768-3072-12-768"  # architecture of the SuperPLM, Sec. 3.4
-    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1. mlm reads heads, distill qkv
     dropout: float = 0.1  # on hidden states and attention [0, 1)
-    init_std: float = 0.02  # standard deviation of new weights, larger for narrow models [> 0]
-    setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: fewer heads, or narrower ones (distill)
-    teacher: str = ""  # folder of a BERT or ELECTRA, or of a run, for --setting distill
-    variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # row of Table 3. ebl: the paper's method
-    # one-shot and further training
-    samples: int = 3  # M of Alg. 1: sub-models per micro-batch [1, 10000]
+    weight_decay: float = 0.01  # of AdamW, BERT's, except for biases and LayerNorms
+    # execution: may differ when a run continues
+    out: str = ""  # run folder. Default: runs/autotinybert-ACTION-PRESET
+    restart: bool = False  # rename the run in the run folder and start again
+    device: str = "auto"  # auto (cuda, else cpu) | cpu | cuda | mps, xpu (not tested)
+    compile: bool = False  # torch.compile further training, not the SuperPLM
+    save_every: int = 1000  # steps between checkpoints [>= 1]
+    tensorboard: bool = False  # also log to RUN/tensorboard (pip install tensorboard)
+    cache: str = ""  # folder of vocabularies and token files. Default: data/cache
+    # text
+    corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text
+    vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
+    # D13: 5% of the documents are held out, at most 1,000. The paper does not say
+    held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
     # D18: sequences have 128 tokens, as the released code makes them by default. The paper times
     # 128 and names no other length
     length: int = 128  # tokens per sequence, special ones included (D18) [8, 512]
-    steps: int = 0  # steps of the SuperPLM. 0: 5 passes over the corpus, Sec. 4.1
-    further_steps: int = 0  # steps of one model. 0: 5 passes, from scratch 10 like BERT-S*
+    # architecture
+    arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
+    # objective
+    setting: Literal["mlm", "distill"] = "mlm"  # Table B.1: fewer heads, or narrower ones (distill)
+    teacher: str = ""  # folder of a BERT or ELECTRA, or of a run, for --setting distill
+    # search space (with --init, that of its SuperPLM)
+    largest: str = "8-768-3072-12-768"  # architecture of the SuperPLM, Sec. 3.4
+    smallest: str = "1-128-128-1-180"  # smallest choices, Table B.1. mlm reads heads, distill qkv
+    variant: Literal["ebl", "sme", "ils", "hat"] = "ebl"  # row of Table 3. ebl: the paper's method
+    # training on text
+    accumulate: int = 16  # micro-batches per step, N of Alg. 1. Raised to fit the processes [>= 1]
     batch: int = 256  # sequences per step, Sec. 4.1 [>= 1]
     lr: float = 1e-5  # peak learning rate, Sec. 4.1 [> 0]
     warmup: float = 0.1  # fraction of the steps. Further training of weights: 0, Sec. 4.1 [0, 1]
-    weight_decay: float = 0.01  # of AdamW, BERT's, except for biases and LayerNorms
+    init_std: float = 0.02  # standard deviation of new weights, larger for narrow models [> 0]
     eval_every: int = 32000  # steps between evaluations on held-out text [>= 1]
-    save_every: int = 1000  # steps between checkpoints [>= 1]
-    # fine-tuning. Default: Table D.1
+    # one-shot training
+    samples: int = 3  # M of Alg. 1: sub-models per micro-batch [1, 10000]
+    steps: int = 0  # steps of the SuperPLM. 0: 5 passes over the corpus, Sec. 4.1
+    # further training
+    further_steps: int = 0  # steps of one model. 0: 5 passes, from scratch 10 like BERT-S*
+    # tasks, by default the demo data
+    glue: str = ""  # folder of the GLUE tasks
+    squad: str = ""  # folder of train-v1.1.json and dev-v1.1.json
+    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
+    train_examples: int = 0  # training examples of each task (0: all)
+    # fine-tuning, by default as in Table D.1
     finetune_epochs: int | None = None  # passes over the task [>= 1]
     finetune_batch: int | None = None  # examples per step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
     finetune_length: int | None = None  # tokens (128, for SQuAD 384, MLM-saved --length) [8, 512]
-    runs: int = 1  # seeds of each fine-tuning in --finetune [>= 1]
-    # latency
-    speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
-    latency_limit: float | None = None  # ms of this file's encoder, no padding [> 0]
-    reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
+    # scores of --finetune
+    runs: int = 1  # seeds of each fine-tuning [>= 1]
+    # what is timed
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
     latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D7) [1, 1024]
     latency_batch: int = 1  # sequences at a time, Table 1 [>= 1]
     latency_length: int = 128  # tokens per sequence, Table 1 [>= 1]
+    # latency
+    reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_rounds: int = 5  # measurements of an architecture [1, 10000]
     latency_archs: int = 400  # measured architectures for the predictor [2, 1000000]
     # search
+    latencies: str = ""  # run of --latency or --search. Default: --init's, or measured
+    speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
+    latency_limit: float | None = None  # ms of this file's encoder, no padding [> 0]
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D12)
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random, or Sec. 4.4
     population: int = 25  # architectures of a generation, S of Alg. 2 [1, 1000000]
     generations: int = 4  # T of Alg. 2, with the first one [>= 1]
     winners: int | None = None  # trained further. Default: 3, Sec. 4.1, for fast 1 [>= 1]
 
 
-PHASES = "search", "superplm", "latency"  # actions that share one run folder
-ON_SUPERPLM = "search", "latency", "describe"  # read --init's SuperPLM. describe any model, too
-MODELS = "init", "teacher", "tokenizer"  # flags that name a model or a tokenizer
-WRITES = (  # what --restart deletes, next to common.run.WRITES
-    "superplm", "model", "further", "candidates", "finals", "latency.json", "finalists.json",
-    "pareto.txt", "pareto.svg")
-MOST_LAYERS = 1000  # of an architecture that is given
-LIMITS = "speedup", "latency_limit"  # may change in a run folder that has no candidates yet
-MUTATION = 0.5  # p_m of Alg. 2
-EXPLORATION = 0.5  # p_e of Alg. 2
-DRAWS = 100  # random architectures per proposal
-WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
-MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
-CLIP = 1.0  # largest gradient norm
-# D21*: the gradient is clipped as a whole. The released code first clips each parameter's
-
-PRESETS = {
-    "demo": {
-        "vocab_size": 2000,
-        "largest": "4-96-384-6-96",
-        "smallest": "1-32-32-1-48",
-        "reference": "8-96-384-6-96",
-        "dropout": 0.0,
-        "init_std": 0.07,
-        "accumulate": 2,
-        "length": 48,
-        "batch": 32,
-        "lr": 3e-3,
-        "steps": 600,
-        "further_steps": 300,
-        "eval_every": 50,
-        "save_every": 100,
-        "tasks": "MLM-saved,MNLI",
-        "finetune_epochs": 1,
-        "finetune_lr": 1e-3,
-        "finetune_batch": 16,
-        "finetune_length": 96,
-        "population": 8,
-        "generations": 3,
-        "latency_archs": 120,
-        "finetune": {"finetune_epochs": 2, "finetune_length": 128},
-    },
-    "base": {},
-    "dry_run": {
-        "steps": 2,
-        "further_steps": 2,
-        "population": 2,
-        "generations": 2,
-        "winners": 1,
-        "runs": 1,
-        "latency_archs": 20,
-        "latency_rounds": 1,
-        "finetune_epochs": 1,
-        "finetune_batch": 16,
-        "train_examples": 32,
-    },
-}
+PRESETS = {"base": {}}
 
 # --- search space ---------
+
+
+MOST_LAYERS = 1000  # of an architecture that is given
+WIDTH_STEP = 4  # between choices of d^m and of d^f, Table B.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -567,227 +546,10 @@ def extract(model, arch, variant="ebl"):
     sub_model.encoder.trained = model.encoder.trained
     return sub_model
 
-
-def is_matrix(name):
-    return "bias" not in name and "norm" not in name
-
-
-def make_optimizer(model, weight_decay):
-    """AdamW with BERT's eps, without decay of biases and LayerNorms. The pooler of a LanguageModel
-    is not trained, since the loss does not read it."""
-    # D16*: AdamW has bias correction. The released code, like BERT's, has none, and the paper names
-    # no optimizer
-    # D6: entries that no sub-model of a step used still decay, and move by their moments, as in the
-    # released code. The paper does not say
-    named = [(name, value) for name, value in model.named_parameters()
-             if isinstance(model, TaskModel) or "pooler" not in name]
-    matrices = [value for name, value in named if is_matrix(name)]
-    others = [value for name, value in named if not is_matrix(name)]
-    groups = [{"params": matrices, "weight_decay": weight_decay},
-              {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, eps=1e-6, fused=True)
-
-# --- search ---------------
-
-
-def time_model(arch, cfg):
-    """Milliseconds of encoder and pooler, with random weights and without padding."""
-    with torch.device(cfg.latency_device):
-        encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
-        ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
-    batch = {"ids": ids, "token_type_ids": ids}
-    return time_passes(lambda: encoder.pool(encoder(batch)), cfg)
-
-
-@torch.no_grad()
-def time_passes(run, cfg):
-    """Milliseconds of run() on the target device: the median of three passes after a warm-up."""
-    # D7*: a single CPU thread is measured in CPU seconds, without the time that it waits for other
-    # processes. The paper speaks of inference time, and its code reads the wall clock
-    single = cfg.latency_device == "cpu" and cfg.latency_threads == 1
-    clock = time.process_time if single else time.perf_counter
-    threads = torch.get_num_threads()
-    torch.set_num_threads(cfg.latency_threads)
-    times = []
-    for _ in range(1 + 3):
-        start = clock()
-        run()
-        if cfg.latency_device == "cuda":
-            torch.cuda.synchronize()
-        times.append(1000 * (clock() - start))
-    torch.set_num_threads(threads)
-    return statistics.median(times[1:])
-
-
-GROUP = 8  # shapes timed per timing of the reference
-
-
-def time_rounds(archs, cfg, rounds, times=None):
-    """Measure architectures (text) in rounds. Each round has a new random order, so that another
-    process on the machine affects all equally. Yields {arch: [[milliseconds, milliseconds of the
-    reference shortly before] of each round]} after every group, for the caller to save. times: of a
-    killed run, to continue."""
-    times = times or {arch: [] for arch in archs}
-    for number in range(rounds):
-        order = random.Random(f"{cfg.seed} round {number}").sample([*archs], len(archs))
-        for first in range(0, len(order), GROUP):
-            group = [arch for arch in order[first:first + GROUP] if len(times[arch]) == number]
-            if group:
-                reference = time_model(parse_arch(cfg.reference), cfg)
-            for arch in group:
-                times[arch].append([time_model(parse_arch(arch), cfg), reference])
-            yield times
-
-
-def ratios_of(timings):
-    """Latencies relative to the reference, one per round."""
-    # D20*: a latency is the median ratio to the reference over rounds. The released code averages
-    # nine passes of one shape after another, and the paper does not say
-    return [milliseconds / reference for milliseconds, reference in timings]
-
-
-def references_of(times):
-    """All timings of the reference, in milliseconds."""
-    return [reference for timings in times.values() for _, reference in timings]
-
-
-class Predictor:
-    """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from
-    measurements."""
-    # D5: the predictor is a least-squares fit of a Transformer's costs to hundreds of measurements.
-    # The paper has 10k and a feed-forward network
-
-    def __init__(self, tokens):
-        self.tokens = tokens
-
-    def costs(self, archs):
-        """(n, 11) costs of a token: eight of the layers, and of embeddings, pooler and start."""
-        costs = []
-        for layers, hidden, ffn, heads, qkv in map(dataclasses.astuple, archs):
-            each = [
-                hidden * qkv,  # projections
-                self.tokens * qkv,  # attention
-                hidden * ffn,  # feed-forward
-                heads * self.tokens,  # softmax
-                hidden,  # LayerNorm
-                ffn,  # GELU
-                qkv,  # copies
-                1,  # calls
-            ]
-            once = [hidden, hidden * hidden / self.tokens, 1]
-            costs.append([layers * cost for cost in each] + once)
-        return torch.tensor(costs).double()
-
-    def __call__(self, archs):
-        """[milliseconds] of architectures."""
-        return (self.costs(archs) @ self.weights).tolist()
-
-    def fit(self, archs, milliseconds):
-        """Non-negative least squares on the relative errors, by the multiplicative updates of Lee
-        and Seung (2001). Returns itself."""
-        examples = self.costs(archs) / torch.tensor(milliseconds).double()[:, None]
-        scale = examples.norm(dim=0)
-        examples /= scale
-        products = examples.T @ examples
-        goal = examples.sum(0)  # examples @ weights = 1 is exact
-        weights = torch.ones_like(scale)
-        for _ in range(10_000):
-            weights *= goal / (products @ weights)
-        self.weights = weights / scale
-        return self
-
-
-def mutate(arch, space, rng):
-    """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by up to a
-    tenth of its choices, at least one. (p_m decides whether an architecture mutates.)"""
-    # D2*: how Mut() chooses and moves variables, and the probabilities of the roulette, are ours.
-    # The paper gives neither
-    genes = arch.genes
-    moved = [name for name in space if rng.random() < 0.5]
-    for name in moved or [rng.choice(list(space))]:
-        choices = list(space[name])
-        index = choices.index(genes[name])
-        reach = max(1, len(choices) // 10)
-        near = choices[max(0, index - reach):index] + choices[index + 1:index + reach + 1]
-        genes[name] = rng.choice(near or choices)
-    return make_arch(**genes)
-
-
-def fast_shapes(space):
-    """The layers (d^m, d^f, h, d^q|k|v) by the rule of Sec. 4.4."""
-    for hidden, (heads, qkv) in product(space["hidden"], space["attention"]):
-        if 0.7 * hidden <= qkv <= hidden:
-            for ffn in space["ffn"]:
-                if 1.6 * hidden <= ffn <= 1.9 * hidden:
-                    yield hidden, ffn, heads, qkv
-
-
-def fast_candidates(space, predict_ms, limit):
-    """Sec. 4.4: one architecture per depth."""
-    # D11*: "fast" takes, at each depth, the architecture predicted slowest within 95% of the limit.
-    # The paper does not say which, and its code draws at random
-    candidates = []
-    shapes = list(fast_shapes(space))
-    for layers in space["layers"]:
-        archs = [Arch(layers, *shape) for shape in shapes]
-        times = predict_ms(archs) if archs else []
-        within = [(ms, index) for index, ms in enumerate(times) if ms <= 0.95 * limit]
-        if within:
-            candidates.append(archs[max(within)[1]])
-    return candidates
-
-
-def roulette(lines, rng):
-    """Draw a line of the history. The probability is proportional to its score minus the worst,
-    plus a hundredth of the range (D2)."""
-    scores = [line["score"] for line in lines]
-    worst = min(scores)
-    offset = 0.01 * (max(scores) - worst) + 1e-9
-    return rng.choices(lines, [score - worst + offset for score in scores])[0]
-
-
-def sample_within(space, rng, predict_ms, limit):
-    """A random architecture, predicted within the limit if any of DRAWS is."""
-    archs = [sample_arch(space, rng) for _ in range(DRAWS)]
-    within = [arch for arch, ms in zip(archs, predict_ms(archs)) if ms <= limit]
-    return (within or archs)[-1]
-
-
-def propose(history, number, cfg, predict_ms, limit):
-    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
-
-    history: dicts of "id", "round", "arch" (text), "score" and "diverged".
-    """
-    # D3: all proposals are new, parents that diverged have no children, and a generation has fewer
-    # than S architectures if 20 S attempts find no more. Alg. 2 as printed can propose one twice.
-    # Sec. 3.5 filters by latency
-    rng = random.Random(f"{cfg.seed} generation {number}")
-    space = search_space(cfg)
-    if cfg.strategy == "fast":
-        return [(None, arch) for arch in fast_candidates(space, predict_ms, limit)]
-    parents = []
-    if cfg.strategy == "evolution":  # Alg. 2, line 2: the first generation has no parents
-        parents = [line for line in history
-                   if line["round"] == number - 1 and not line["diverged"]]
-    seen = {line["arch"] for line in history}
-    proposals = []
-    for _ in range(20 * cfg.population):
-        drawn = []
-        if parents:
-            parent = roulette(parents, rng)  # Alg. 2, line 6
-            if rng.random() < MUTATION:  # Alg. 2, line 7
-                drawn.append((parent["id"], mutate(parse_arch(parent["arch"]), space, rng)))
-        if not parents or rng.random() < EXPLORATION:  # Alg. 2, line 8
-            drawn.append((None, sample_within(space, rng, predict_ms, limit)))
-        for parent_id, arch in drawn:  # Alg. 2, line 9
-            if str(arch) not in seen and predict_ms([arch])[0] <= limit:
-                seen.add(str(arch))
-                proposals.append((parent_id, arch))
-        if len(proposals) >= cfg.population:  # Alg. 2, line 5
-            break
-    return proposals[:cfg.population]
-
 # --- objective ------------
+
+
+MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
 
 
 def mask_tokens(ids, tokenizer, generator):
@@ -829,28 +591,9 @@ def distillation_losses(student, batch):
 
 # --- training -------------
 
-if (Path(__file__).parent / "common/distributed.py").exists():  # a copy alone has no commands
-    from tqdm import tqdm
 
-    from common import cli
-    from common.cli import Diverged, Stop, UserError
-    from common.files import jsonl, load_file, read_json, write_atomic, write_json
-    from common.run import (
-        Checkpoint, RunFolder, keep_model, processor, read_run, settings_from, share_out)
-    from common.launch import (
-        Means, Pace, autocast, average_gradients, fit_accumulate, generator_of, launch,
-        layer_activations, micro_batch_numbers, move, on_main, pick_device, prefetch, print0,
-        print_device_use, progress, seed_everything, seed_of, send, set_rate, show, total_over,
-        training_cost)
-    from common.finetune import (
-        LONGEST_FIRST, Recipe, Tuning, answer_file, check_answers, data_flags, fine_tune,
-        finetune_job, open_file, open_task, parse_tasks, percent, predict, print_summary, run_jobs,
-        summarise)
-    from data import corpus, hf_models
-    from data.drawing import scatter
-    from data.inputs import (
-        Data, check_vocabulary, find_inputs, open_corpus, open_tokenizer, pick,
-        print_after_training)
+# D21*: the gradient is clipped as a whole. The released code first clips each parameter's
+CLIP = 1.0  # largest gradient norm
 
 
 def schedule(step, steps, warmup):
@@ -867,6 +610,26 @@ def learning_rate(step, cfg):
     return cfg.lr * schedule(step, cfg.steps, cfg.warmup)
 
 
+def is_matrix(name):
+    return "bias" not in name and "norm" not in name
+
+
+def make_optimizer(model, weight_decay):
+    """AdamW with BERT's eps, without decay of biases and LayerNorms. The pooler of a LanguageModel
+    is not trained, since the loss does not read it."""
+    # D16*: AdamW has bias correction. The released code, like BERT's, has none, and the paper names
+    # no optimizer
+    # D6: entries that no sub-model of a step used still decay, and move by their moments, as in the
+    # released code. The paper does not say
+    named = [(name, value) for name, value in model.named_parameters()
+             if isinstance(model, TaskModel) or "pooler" not in name]
+    matrices = [value for name, value in named if is_matrix(name)]
+    others = [value for name, value in named if not is_matrix(name)]
+    groups = [{"params": matrices, "weight_decay": weight_decay},
+              {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, eps=1e-6, fused=True)
+
+
 def phase_of(cfg):
     """"superplm", or "further_train" of one architecture: the random numbers differ."""
     return "further_train" if cfg.arch else "superplm"
@@ -880,7 +643,7 @@ def draw_text(text, data, cfg, phase, position, count):
     # sentence is [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
     pairs = text.segments(
         position, count, cfg.length - 3, seed_of(cfg.seed, phase), others=False)
-    return corpus.join(
+    return join(
         pairs.segment_a, pairs.length_a, pairs.segment_b, pairs.length_b, data.tokenizer)
 
 
@@ -980,6 +743,41 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
     return {"loss": losses.sum(), "norm": norm}
 
 
+def train_language_model(model, data, cfg, run, start, file="checkpoint.pt"):
+    """Train a model on a data.inputs.Data, from the checkpoint `file` of the run: the SuperPLM
+    (Alg. 1) or, with cfg.arch, one architecture as usual (Sec. 3.6). start: a line on its weights.
+    Raises Diverged, and Stop after SIGTERM."""
+    ranks = run.ranks
+    phase = cfg.arch or "superplm"
+    start += extend_positions(model, cfg.length)
+    count = sum(value.numel() for value in model.parameters())
+    print0(ranks, f"{phase}: {run.start_line(start, file)}; {count:,} parameters, "
+                  f"{cfg.steps} steps")
+    optimizer = make_optimizer(model.to(ranks.device), cfg.weight_decay)
+    evaluate_at = {*range(cfg.eval_every, cfg.steps, cfg.eval_every), cfg.steps}
+    loop = Loop(run, phase, cfg, file=file, evaluate_at=evaluate_at, model=model,
+                optimizer=optimizer)
+    for step, batches in loop(training_batches(data, cfg, ranks, loop.begin)):
+        rate = learning_rate(step, cfg)
+        set_rate(optimizer, rate)
+        model.train()
+        numbers = train_step(step, model, optimizer, batches, cfg, ranks, data.teacher)
+        dev = evaluate_language_model(model, data, cfg) if loop.evaluates(step) else {}
+        loop.after(step, numbers, batches, dev, lr=rate)
+    if cfg.dry_run:
+        print_device_use(ranks, loop.speed, step_flops(cfg) / cfg.length)
+
+
+def train_further(model, data, cfg, run, start, file="checkpoint.pt", warmup=0.0):
+    """Sec. 3.6: train one architecture as usual, without a warm-up (Sec. 4.1)."""
+    if cfg.compile:
+        torch.compiler.reset()  # torch would give up after eight networks
+        model.encoder.compile()
+    cfg = dataclasses.replace(
+        cfg, arch=str(model.encoder.arch), steps=cfg.further_steps, warmup=warmup)
+    train_language_model(model, data, cfg, run, start, file)
+
+
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, examples=256, largest_batch=256):
     """{"loss"} of `examples` held-out sequences, in whole batches, the same for all models. Raises
@@ -1009,90 +807,662 @@ def score_mlm(model, data, cfg):
     return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
 
 
-def keep(folder, action, model, data, cfg, run, **more):
-    """Keep a trained model in a folder that --init reads."""
-    settings = dataclasses.replace(cfg, arch=str(model.encoder.arch), **more)
+# Fine-tuning (Sec. 4.1)
+
+# task: (batch, learning rate, epochs, metric of Table 1), chosen as in Sec. 4.1. WNLI is not in the
+# paper and has RTE's
+TABLE_D1 = {
+    "SQuAD1.1": (16, 3e-5, 4, "f1"),
+    "SST-2": (32, 2e-5, 4, "accuracy"),
+    "MNLI": (32, 3e-5, 4, "accuracy"),
+    "MRPC": (32, 2e-5, 10, "accuracy"),
+    "CoLA": (32, 1e-5, 10, "matthews"),
+    "QNLI": (32, 2e-5, 10, "accuracy"),
+    "QQP": (32, 2e-5, 5, "accuracy"),
+    "STS-B": (32, 3e-5, 10, "pearson+spearman"),
+    "RTE": (32, 2e-5, 10, "accuracy"),
+    "WNLI": (32, 2e-5, 10, "accuracy"),
+}
+EIGHT = ("SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE")
+MEANS = {"Score": EIGHT, "Avg.": ("SQuAD1.1", *EIGHT)}  # Table 1
+
+
+def recipes(cfg):
+    """{task: Recipe} of Table D.1."""
+    table = {"MLM-saved": Recipe(0.0, 1)}
+    for name, (batch, lr, epochs, metric) in TABLE_D1.items():
+        length = 384 if name == "SQuAD1.1" else 128  # D14
+        table[name] = Recipe(lr, batch, epochs, length=length, main=metric)
+    return table
+
+
+def prepare_tuning(model, task, cfg, seed, device):
+    """A TaskModel with a copy of the model's encoder, its Tuning on the task, and the line of
+    extend_positions."""
+    # D24*: a fine-tuning is scored after its last step. The paper does not say, and its code takes
+    # the best evaluation on dev
+    seed_everything(seed, "head", task.name)
+    tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
+    line = extend_positions(tuned, task.recipe.length)
+    tuned = move(tuned, device)
+    optimizer = make_optimizer(tuned, cfg.weight_decay)
+    return tuned, Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name)), line
+
+
+def begin_task(task, source, cfg, number, device):
+    """The model of run `number` of a task on a device, its Tuning, a line on its weights, and the
+    number of trained positions."""
+    model, note = start_model(source, cfg.arch, cfg)
+    tuned, tuning, line = prepare_tuning(model, task, cfg, cfg.seed + number, device)
+    return tuned, tuning, note + line, tuned.encoder.trained
+
+# --- search ---------------
+
+
+# Latency
+
+GROUP = 8  # shapes timed per timing of the reference
+# settings of what is timed
+TIMED = ("latency_device", "latency_threads", "latency_batch", "latency_length")
+# settings of the search space
+SPACE = ("largest", "smallest", "setting", "variant")
+DRIFT = 0.1  # relative change of the reference's latency that causes a warning
+DOUBTFUL = 0.2  # mean relative error of a predictor that causes a warning
+FINAL_ROUNDS = 5  # of the latency of a finalist
+
+
+def time_model(arch, cfg):
+    """Milliseconds of encoder and pooler, with random weights and without padding."""
+    with torch.device(cfg.latency_device):
+        encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
+        ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
+    batch = {"ids": ids, "token_type_ids": ids}
+    return time_passes(lambda: encoder.pool(encoder(batch)), cfg)
+
+
+@torch.no_grad()
+def time_passes(run, cfg):
+    """Milliseconds of run() on the target device: the median of three passes after a warm-up."""
+    # D7*: a single CPU thread is measured in CPU seconds, without the time that it waits for other
+    # processes. The paper speaks of inference time, and its code reads the wall clock
+    single = cfg.latency_device == "cpu" and cfg.latency_threads == 1
+    clock = time.process_time if single else time.perf_counter
+    threads = torch.get_num_threads()
+    torch.set_num_threads(cfg.latency_threads)
+    times = []
+    for _ in range(1 + 3):
+        start = clock()
+        run()
+        if cfg.latency_device == "cuda":
+            torch.cuda.synchronize()
+        times.append(1000 * (clock() - start))
+    torch.set_num_threads(threads)
+    return statistics.median(times[1:])
+
+
+def time_group(archs, cfg):
+    """{architecture (text): [milliseconds, milliseconds of the reference shortly before]}."""
+    reference = time_model(parse_arch(cfg.reference), cfg)
+    return {arch: [time_model(parse_arch(arch), cfg), reference] for arch in archs}
+
+
+def sample_timed(cfg):
+    """The architectures (text) to time: the smallest and random ones."""
+    space = search_space(cfg)
+    rng = random.Random(f"{cfg.seed} latency")
+    archs = {str(smallest_arch(space)): None}
+    while len(archs) < min(cfg.latency_archs + 1, math.prod(map(len, space.values()))):
+        archs.setdefault(str(sample_arch(space, rng)))
+    return [*archs]
+
+
+def timing_groups(archs, cfg):
+    """{name: architectures (text) to time} of all measurements. Each round has a new random order,
+    so that another process on the machine affects all equally."""
+    groups = {}
+    for number in range(cfg.latency_rounds):
+        order = random.Random(f"{cfg.seed} round {number}").sample(archs, len(archs))
+        for first in range(0, len(order), GROUP):
+            groups[f"{number}-{first // GROUP}"] = order[first:first + GROUP]
+    return groups
+
+
+def machine_of(cfg):
+    """The processor and the settings that latencies depend on. UserError without such a device."""
+    device = pick_device(cfg.latency_device)
+    here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
+    settings = {name: getattr(cfg, name) for name in (*TIMED, "reference", *SPACE)}
+    return {"processor": here, **settings}
+
+
+def measure_latencies(cfg, run):
+    """{"machine": as in machine_of, "times": {arch: the timings of time_group, one per round}},
+    kept in latency.json. One process measures, and a stopped run continues with the next group."""
+    machine = on_main(run.ranks, machine_of, cfg)
+    archs = sample_timed(cfg)
+    groups = timing_groups(archs, cfg)
+
+    def work(name):
+        return {"processor": machine["processor"], "times": time_group(groups[name], cfg)}
+
+    results = run.each("latencies", list(groups), work, processes=1).values()
+    processors = sorted({result["processor"] for result in results})
+    times = {arch: [result["times"][arch] for result in results if arch in result["times"]]
+             for arch in archs}
+    latencies = {"machine": {**machine, "processor": " and ".join(processors)}, "times": times}
+    return run.once("latency.json", dict, latencies)
+
+
+def find_latencies(cfg, run):
+    """The latencies that the run has, those of --latencies, or those of --init's run if they are
+    from this machine and search space. None if there are none. UserError if those of --latencies
+    are from another machine or search space."""
+    own = run.folder / "latency.json"
+    path = Path(cfg.latencies or Path(cfg.init).parent, "latency.json")  # --init is RUN/superplm
+    if own.exists():
+        return read_json(own)
+    if not cfg.latencies and not (cfg.init and path.exists()):
+        return None
+    latencies = read_json(path)
+    there = latencies["machine"]
+    differ = [f"{name} ({there[name]} there, {value} here)"
+              for name, value in machine_of(cfg).items() if there[name] != value]
+    if not differ:
+        print(f"{path}: its {len(latencies['times'])} latencies are used")
+        return latencies
+    line = f"{path}: latencies with another {'; '.join(differ)}"
+    if cfg.latencies:
+        raise UserError(f"{line}; leave --latencies out, which measures new ones")
+    print(f"{line}; new ones are measured")
+    return None
+
+
+def open_latencies(cfg, run):
+    """The content of the run's latency.json: latencies of another run, or measured ones."""
+    latencies = on_main(run.ranks, find_latencies, cfg, run)
+    if latencies:
+        return run.once("latency.json", dict, latencies)
+    return measure_latencies(cfg, run)
+
+
+def ratios_of(timings):
+    """Latencies relative to the reference, one per round."""
+    # D20*: a latency is the median ratio to the reference over rounds. The released code averages
+    # nine passes of one shape after another, and the paper does not say
+    return [milliseconds / reference for milliseconds, reference in timings]
+
+
+def references_of(times):
+    """All timings of the reference, in milliseconds."""
+    return [reference for timings in times.values() for _, reference in timings]
+
+
+class Predictor:
+    """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from
+    measurements."""
+    # D5: the predictor is a least-squares fit of a Transformer's costs to hundreds of measurements.
+    # The paper has 10k and a feed-forward network
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def costs(self, archs):
+        """(n, 11) costs of a token: eight of the layers, and of embeddings, pooler and start."""
+        costs = []
+        for layers, hidden, ffn, heads, qkv in map(dataclasses.astuple, archs):
+            each = [
+                hidden * qkv,  # projections
+                self.tokens * qkv,  # attention
+                hidden * ffn,  # feed-forward
+                heads * self.tokens,  # softmax
+                hidden,  # LayerNorm
+                ffn,  # GELU
+                qkv,  # copies
+                1,  # calls
+            ]
+            once = [hidden, hidden * hidden / self.tokens, 1]
+            costs.append([layers * cost for cost in each] + once)
+        return torch.tensor(costs).double()
+
+    def __call__(self, archs):
+        """[milliseconds] of architectures."""
+        return (self.costs(archs) @ self.weights).tolist()
+
+    def fit(self, archs, milliseconds):
+        """Non-negative least squares on the relative errors, by the multiplicative updates of Lee
+        and Seung (2001). Returns itself."""
+        examples = self.costs(archs) / torch.tensor(milliseconds).double()[:, None]
+        scale = examples.norm(dim=0)
+        examples /= scale
+        products = examples.T @ examples
+        goal = examples.sum(0)  # examples @ weights = 1 is exact
+        weights = torch.ones_like(scale)
+        for _ in range(10_000):
+            weights *= goal / (products @ weights)
+        self.weights = weights / scale
+        return self
+
+
+def fit_predictor(archs, milliseconds, cfg):
+    """(Predictor, its mean relative error). The last fifth of the architectures measures the
+    error."""
+    unseen = math.ceil(len(archs) / 5)
+    predict_ms = Predictor(cfg.latency_length).fit(
+        archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
+    guesses = predict_ms(archs[-unseen:])
+    error = statistics.fmean(
+        abs(guess / ms - 1) for guess, ms in zip(guesses, milliseconds[-unseen:]))
+    return predict_ms, error
+
+
+def warn_of_drift(low, high, cfg):
+    """Warn if two timings of the reference differ by more than DRIFT."""
+    if high > (1 + DRIFT) * low:
+        warnings.warn(f"the reference {cfg.reference} takes {low:.3g} to {high:.3g} ms: the "
+                      "machine is busy; latencies are relative to the reference")
+
+
+# predict_ms([Arch]) -> [milliseconds]. reference and limit are in milliseconds
+Latency = namedtuple("Latency", "predict_ms reference limit")
+
+
+def learn_latency(latencies, cfg, ranks):
+    """The Latency of a machine from the content of latency.json."""
+    here = machine_of(cfg)["processor"]
+    if latencies["machine"]["processor"] != here:
+        warnings.warn(f"latencies of {latencies['machine']['processor']}; the winners are measured "
+                      f"on {here}")
+    times = latencies["times"]
+    references = sorted(references_of(times))
+    reference = statistics.median(references)
+    warn_of_drift(references[len(references) // 4], references[3 * len(references) // 4], cfg)
+    archs = list(map(parse_arch, times))
+    ratios = list(map(ratios_of, times.values()))
+    milliseconds = [reference * statistics.median(each) for each in ratios]
+    predict_ms, error = fit_predictor(archs, milliseconds, cfg)
+    spread = statistics.median(max(each) / min(each) - 1 for each in ratios)
+    print0(ranks, f"{len(times)} latencies: the rounds of one differ by {spread:.1%} (median); "
+                  f"the predictor's mean error is {error:.1%}")
+    if error > DOUBTFUL:
+        print0(ranks, f"warning: the predictor is wrong by {error:.0%}, so that the search may "
+                      "miss the best shapes; raise --latency_archs or --latency_rounds")
+    smallest = smallest_arch(search_space(cfg))
+    fastest, slowest = predict_ms([smallest, parse_arch(cfg.largest)])
+    print0(ranks, f"the fastest shape, {smallest}, takes {fastest:.4g} ms, the slowest, "
+                  f"{cfg.largest}, {slowest:.4g} ms; the reference {cfg.reference} takes "
+                  f"{reference:.4g} ms")
+    return Latency(predict_ms, reference, cfg.latency_limit or reference / cfg.speedup)
+
+
+def limit_flag(cfg):
+    """The flag that sets the limit, as written."""
+    if cfg.latency_limit:
+        return f"--latency_limit {cfg.latency_limit:g}"
+    return f"--speedup {cfg.speedup:g}"
+
+
+def check_limit(lat, cfg, run):
+    """Print the limit. Raises UserError, which names a limit that works, if the strategy finds
+    nothing within the limit."""
+    flag = limit_flag(cfg)
+    print0(run.ranks, f"the limit of {flag} is {lat.limit:.4g} ms")
+    smallest = smallest_arch(search_space(cfg))
+    fastest, = lat.predict_ms([smallest])
+    works = lat.limit
+    while not propose([], 0, cfg, lat.predict_ms, works):
+        works = float(f"{1.05 * max(works, fastest):.3g}")
+    if works > lat.limit:
+        raise UserError(f"{flag}: --strategy {cfg.strategy} finds nothing that is that fast; the "
+                        f"fastest in the search space, {smallest}, takes {fastest:.5g} ms here, "
+                        f"and the limit is {lat.limit:.5g} ms; --latency_limit {works:.3g} instead "
+                        f"finds some, with --latencies {run.folder} and a new --out")
+
+
+# Algorithm 2
+
+MUTATION = 0.5  # p_m of Alg. 2
+EXPLORATION = 0.5  # p_e of Alg. 2
+DRAWS = 100  # random architectures per proposal
+
+
+def mutate(arch, space, rng):
+    """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by up to a
+    tenth of its choices, at least one. (p_m decides whether an architecture mutates.)"""
+    # D2*: how Mut() chooses and moves variables, and the probabilities of the roulette, are ours.
+    # The paper gives neither
+    genes = arch.genes
+    moved = [name for name in space if rng.random() < 0.5]
+    for name in moved or [rng.choice(list(space))]:
+        choices = list(space[name])
+        index = choices.index(genes[name])
+        reach = max(1, len(choices) // 10)
+        near = choices[max(0, index - reach):index] + choices[index + 1:index + reach + 1]
+        genes[name] = rng.choice(near or choices)
+    return make_arch(**genes)
+
+
+def fast_shapes(space):
+    """The layers (d^m, d^f, h, d^q|k|v) by the rule of Sec. 4.4."""
+    for hidden, (heads, qkv) in product(space["hidden"], space["attention"]):
+        if 0.7 * hidden <= qkv <= hidden:
+            for ffn in space["ffn"]:
+                if 1.6 * hidden <= ffn <= 1.9 * hidden:
+                    yield hidden, ffn, heads, qkv
+
+
+def fast_candidates(space, predict_ms, limit):
+    """Sec. 4.4: one architecture per depth."""
+    # D11*: "fast" takes, at each depth, the architecture predicted slowest within 95% of the limit.
+    # The paper does not say which, and its code draws at random
+    candidates = []
+    shapes = list(fast_shapes(space))
+    for layers in space["layers"]:
+        archs = [Arch(layers, *shape) for shape in shapes]
+        times = predict_ms(archs) if archs else []
+        within = [(ms, index) for index, ms in enumerate(times) if ms <= 0.95 * limit]
+        if within:
+            candidates.append(archs[max(within)[1]])
+    return candidates
+
+
+def roulette(lines, rng):
+    """Draw a line of the history. The probability is proportional to its score minus the worst,
+    plus a hundredth of the range (D2)."""
+    scores = [line["score"] for line in lines]
+    worst = min(scores)
+    offset = 0.01 * (max(scores) - worst) + 1e-9
+    return rng.choices(lines, [score - worst + offset for score in scores])[0]
+
+
+def sample_within(space, rng, predict_ms, limit):
+    """A random architecture, predicted within the limit if any of DRAWS is."""
+    archs = [sample_arch(space, rng) for _ in range(DRAWS)]
+    within = [arch for arch, ms in zip(archs, predict_ms(archs)) if ms <= limit]
+    return (within or archs)[-1]
+
+
+def propose(history, number, cfg, predict_ms, limit):
+    """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
+
+    history: dicts of "id", "round", "arch" (text), "score" and "diverged".
+    """
+    # D3: all proposals are new, parents that diverged have no children, and a generation has fewer
+    # than S architectures if 20 S attempts find no more. Alg. 2 as printed can propose one twice.
+    # Sec. 3.5 filters by latency
+    rng = random.Random(f"{cfg.seed} generation {number}")
+    space = search_space(cfg)
+    if cfg.strategy == "fast":
+        return [(None, arch) for arch in fast_candidates(space, predict_ms, limit)]
+    parents = []
+    if cfg.strategy == "evolution":  # Alg. 2, line 2: the first generation has no parents
+        parents = [line for line in history
+                   if line["round"] == number - 1 and not line["diverged"]]
+    seen = {line["arch"] for line in history}
+    proposals = []
+    for _ in range(20 * cfg.population):
+        drawn = []
+        if parents:
+            parent = roulette(parents, rng)  # Alg. 2, line 6
+            if rng.random() < MUTATION:  # Alg. 2, line 7
+                drawn.append((parent["id"], mutate(parse_arch(parent["arch"]), space, rng)))
+        if not parents or rng.random() < EXPLORATION:  # Alg. 2, line 8
+            drawn.append((None, sample_within(space, rng, predict_ms, limit)))
+        for parent_id, arch in drawn:  # Alg. 2, line 9
+            if str(arch) not in seen and predict_ms([arch])[0] <= limit:
+                seen.add(str(arch))
+                proposals.append((parent_id, arch))
+        if len(proposals) >= cfg.population:  # Alg. 2, line 5
+            break
+    return proposals[:cfg.population]
+
+
+def open_proxies(names, cfg, data):
+    """The data with the train and dev examples of a search's proxy tasks."""
+    tasks = {name: None if name == "MLM-saved" else
+             open_task(name, cfg, data.tokenizer, recipes(cfg), search=True) for name in names}
+    return dataclasses.replace(data, tasks=tasks)
+
+
+def proxy_score(model, name, data, cfg):
+    """The dev score of a copy of the model, fine-tuned on a proxy task. Raises Diverged."""
+    task = data.tasks[name]
+    if not task:
+        return score_mlm(model, data, cfg)["main"]
+    tuned, tuning, _ = prepare_tuning(model, task, cfg, cfg.seed, data.device)
+    state = fine_tune(tuned, tuning, cfg, data.device)
+    if state["diverged"]:
+        raise Diverged(state["diverged"])
+    return task.score("dev", predict_split(tuned, task, "dev", cfg, data.device))["main"]
+
+
+def judge(model, data, cfg):
+    """Perf(.) of Eq. 4: {score, scores by task, diverged}."""
+    # D15: the fitness is the mean over the tasks. The paper names its two proxy tasks (Sec. 3.5),
+    # but not how they form one fitness
+    try:
+        scores = {name: proxy_score(model, name, data, cfg) for name in data.tasks}
+    except Diverged:  # the worst score
+        return {"score": -1.0, "scores": {}, "diverged": True}
+    return {"score": statistics.fmean(scores.values()), "scores": scores, "diverged": False}
+
+
+def score_of(line):
+    return line["score"]
+
+
+def evolve(supernet, lat, data, cfg, run):
+    """Alg. 2, or another strategy. Returns the history."""
+    history = []
+
+    def work(arch):
+        return judge(extract(supernet, parse_arch(arch), cfg.variant), data, cfg)
+
+    for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
+        proposals = propose(history, number, cfg, lat.predict_ms, lat.limit)
+        results = run.each("candidates", [str(arch) for _, arch in proposals], work)  # line 11
+        for parent, arch in proposals:
+            predicted_ms, = lat.predict_ms([arch])
+            history.append({"id": len(history), "round": number, "parent": parent,
+                            "arch": str(arch), "predicted_ms": round(predicted_ms, 6),
+                            **results[str(arch)]})
+        on_main(run.ranks, write_atomic, run.folder / "history.jsonl", jsonl(history))
+        best = max(history, key=score_of)
+        print0(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}: "
+                          f"{percent(best['scores'])}")
+    return history
+
+
+# Around Algorithm 2: the SuperPLM, and the winners
+
+def keep(part, action, trained, data, cfg, run, **owned):
+    """Make a folder of the run one that --init reads, as keep_model does. Without `owned` a
+    training has written its checkpoint."""
     command = dataclasses.replace(run.command, action=action)
-    keep_model(folder, command, settings, data.tokenizer, model.encoder.trained, model=model)
+    on_main(run.ranks, keep_model, run.folder / part, command, cfg, data.tokenizer, trained,
+            **owned)
 
 
-def train_language_model(model, data, cfg, run, folder):
-    """Train a model on text, in place, and keep it in a folder: the SuperPLM (Alg. 1) or, with
-    cfg.arch, one architecture as usual (Sec. 3.6). Loads a model that exists. Raises Diverged.
-    After SIGTERM it saves the state in FOLDER/training.pt and raises Stop. The host waits for a GPU
-    only to log, evaluate and save."""
-    ranks = run.ranks
-    optimizer = make_optimizer(model.to(ranks.device), cfg.weight_decay)
-    line = extend_positions(model, cfg.length)
-    checkpoint = Checkpoint(folder / "training.pt", ranks, model=model, optimizer=optimizer)
-    if (folder / "done.json").exists():
-        print0(ranks, f"{folder}: it is used again")
-        model.load_state_dict(load_file(folder / "checkpoint.pt")["owned"]["model"])
-        checkpoint.remove()
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    begin = checkpoint.restore().get("step", 0)
-    parameters = sum(value.numel() for value in model.parameters())
-    print0(ranks, f"{folder.name}: {parameters:,} parameters, {cfg.steps} steps{line}")
-    pace = Pace(ranks, cfg.steps, cfg.save_every)
-    means = Means(ranks)
-    speed = None
-    bar = progress(ranks, cfg.steps, folder.name, begin)
-    made = prefetch(training_batches(data, cfg, ranks, begin), ranks.device)
-    for step, batches in enumerate(made, begin):
-        model.train()
-        rate = learning_rate(step, cfg)
-        set_rate(optimizer, rate)
-        numbers = train_step(step, model, optimizer, batches, cfg, ranks, data.teacher)
-        means.add(numbers, tokens=sum(batch["ids"].numel() for batch in batches))
-        bar.update()
-
-        done = step + 1
-        stop, save, log = pace(done)
-        dev = {}
-        if done % cfg.eval_every == 0 or done == cfg.steps:
-            dev = evaluate_language_model(model, data, cfg)
-        if log or dev:
-            values = means.take(done)
-            speed = values["tokens_per_second"]
-            run.log(folder.name, done, lr=rate, dev=dev, **values)
-            show(bar, loss=values["loss"], tok_s=speed)
-        if save:
-            checkpoint.save(step=done)
-        if stop:
-            raise Stop
-    bar.close()
-    if cfg.dry_run:
-        print_device_use(ranks, speed, step_flops(cfg) / cfg.length)
-    on_main(ranks, keep, folder, phase_of(cfg), model, data, cfg, run)
-    checkpoint.remove()
-
-
-def train_superplm(source, data, cfg, run, go_on):
-    """Phase 1, Alg. 1: train the SuperPLM, so that all its sub-models work. A SuperPLM of --init is
-    used as it is, or with go_on trained further."""
-    model = start_model(source, cfg.largest, data, cfg, run.ranks).to(data.device)
-    if go_on or not source:
-        train_language_model(model, data, cfg, run, run.folder / "superplm")
+def open_superplm(source, data, cfg, run):
+    """The SuperPLM: --init's as it is, or one trained in the folder superplm (Alg. 1)."""
+    model, start = start_model(source, cfg.largest, cfg, data.teacher)
+    if source:
+        print0(run.ranks, start)
+        return model.to(run.ranks.device)
+    train_language_model(model, data, cfg, run, start, "superplm/checkpoint.pt")
+    keep("superplm", "superplm", model.encoder.trained, data, cfg, run)
     return model
 
 
-def train_further(model, data, cfg, run, folder, warmup):
-    """Sec. 3.6: train one architecture as usual."""
-    if cfg.compile:
-        torch.compiler.reset()  # torch would give up after eight networks
-        model.encoder.compile()
-    cfg = dataclasses.replace(
-        cfg, arch=str(model.encoder.arch), steps=cfg.further_steps, warmup=warmup)
-    train_language_model(model, data, cfg, run, folder)
+def time_finalist(arch, lat, cfg):
+    """The latency of an architecture (text), for best.json."""
+    timings = [time_group([arch], cfg)[arch] for _ in range(FINAL_ROUNDS)]
+    milliseconds = lat.reference * statistics.median(ratios_of(timings))
+    reference = statistics.median(references_of({arch: timings}))
+    warn_of_drift(*sorted([lat.reference, reference]), cfg)
+    return {
+        "arch": arch,
+        "milliseconds": milliseconds,
+        "limit_milliseconds": lat.limit,
+        "reference_milliseconds": lat.reference,
+        "speedup": lat.reference / milliseconds,
+    }
 
 
-# Weights to start from.
+def within_limit(archs, timed, limit, count):
+    """The first `count` architectures (text) with a measured latency within the limit, as lines of
+    time_finalist. timed(arch): the line of an architecture."""
+    lines = []
+    for arch in archs:
+        line = timed(arch)
+        if line["milliseconds"] <= limit:
+            lines.append(line)
+        if len(lines) == count:
+            break
+    return lines
+
+
+def berts_rule(cfg, predict_ms, limit):
+    """BERT's rule, d^f = 4 d^m and d^q|k|v = d^m: its architectures within the SuperPLM that are
+    predicted within the limit, the slowest first."""
+    space = search_space(cfg)
+    top = parse_arch(cfg.largest)
+    archs = [Arch(layers, qkv, 4 * qkv, heads, qkv)
+             for layers in space["layers"] for heads, qkv in space["attention"]]
+    archs = [arch for arch in archs if not why_outside(arch, top, cfg.variant)]
+    times = dict(zip(archs, predict_ms(archs))) if archs else {}
+    return sorted((arch for arch in archs if times[arch] <= limit), key=times.get, reverse=True)
+
+
+def reuse_hint(cfg, run):
+    """Words on another search with the SuperPLM of this one."""
+    return (f"; with --init {cfg.init or run.folder / 'superplm'} and a new --out, the SuperPLM is "
+            "used again")
+
+
+def confirm(history, lat, cfg, run):
+    """{kind: lines}: "searched", at most --winners best architectures of the history with a
+    measured latency within the limit. For comparison, "BERT's rule" and "random sample", the best
+    of the first generation. Raises UserError if nothing meets the limit."""
+    # D4: the evolution checks the limit by predictions, as in the paper. The winners are measured
+    ranked = sorted(history, key=score_of, reverse=True)
+    ranked = [line for line in ranked if not line["diverged"]]
+    # kinds may share an architecture, which is measured once
+    timed = functools.cache(lambda arch: time_finalist(arch, lat, cfg))
+    winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
+    searched = within_limit([line["arch"] for line in ranked], timed, lat.limit, winners)
+    if not ranked:
+        raise UserError(f"{run.folder}: all candidates diverged; lower --finetune_lr"
+                        f"{reuse_hint(cfg, run)}")
+    if not searched:
+        fastest = min(timed(line["arch"])["milliseconds"] for line in ranked)
+        raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured; the fastest "
+                        f"takes {fastest:.4g} ms; the same command measures again, or choose a "
+                        f"larger limit{reuse_hint(cfg, run)}")
+    rule = map(str, berts_rule(cfg, lat.predict_ms, lat.limit))
+    drawn = [line["arch"] for line in ranked if line["round"] == 0 and cfg.strategy != "fast"]
+    return {
+        "searched": searched,
+        "BERT's rule": within_limit(rule, timed, lat.limit, 1),
+        "random sample": within_limit(drawn, timed, lat.limit, 1),
+    }
+
+
+def train_finalists(supernet, finalists, data, cfg, run):
+    """Sec. 3.6: {architecture (text): its LanguageModel}, cut out and trained further."""
+    models = {}
+    archs = [line["arch"] for lines in finalists.values() for line in lines]
+    for arch in dict.fromkeys(archs):  # kinds may share one
+        model = extract(supernet, parse_arch(arch), cfg.variant)
+        models[arch] = model
+        folder = f"further/{arch}"
+        try:
+            train_further(model, data, cfg, run, "cut out of the SuperPLM",
+                          f"{folder}/checkpoint.pt")
+            settings = dataclasses.replace(cfg, arch=arch)
+            keep(folder, "further_train", model.encoder.trained, data, settings, run)
+        except Diverged as error:  # judge() gives it the worst score
+            print0(run.ranks, f"further training diverged: {error}")
+    return models
+
+
+def judge_finalists(models, data, cfg, run):
+    """{architecture (text): the result of judge() and the held-out loss}."""
+
+    def work(arch):
+        result = judge(models[arch], data, cfg)
+        if not result["diverged"]:
+            result["loss"] = evaluate_language_model(models[arch], data, cfg)["loss"]
+        return result
+
+    return run.each("finals", list(models), work)
+
+
+def choose_best(finalists, results, data, cfg, run):
+    """best.json: the best of the searched finalists, and a table of the best of each kind. Raises
+    UserError if all searched ones diverged."""
+    # D19: the best winner is chosen by the search's own dev examples, so best.json's score is not
+    # an estimate for new ones. The paper does not say how it chooses among three
+    table = {}
+    for kind, lines in finalists.items():
+        table[kind] = {"of": len(lines)}
+        if lines:
+            best = max(lines, key=lambda line: results[line["arch"]]["score"])
+            count = sum(count_parts(parse_arch(best["arch"]), cfg.vocab_size).values())
+            table[kind] |= {**best, **results[best["arch"]], "parameters": count}
+    best = table["searched"]
+    if best["diverged"]:
+        raise UserError(f"{run.folder}: all winners diverged; lower --lr{reuse_hint(cfg, run)}")
+    # MLM-saved has none, since it is relative to a uniform guess
+    majority = {name: task.majority_baseline for name, task in data.tasks.items() if task}
+    return {**best, "baselines": majority, "table": table}
+
+
+def find_architecture(source, data, cfg, run):
+    """The method (Sec. 3, Figure 1). Keeps the best model in the folder model. Returns the content
+    of best.json."""
+    latencies = open_latencies(cfg, run)
+    lat = on_main(run.ranks, learn_latency, latencies, cfg, run.ranks)
+    on_main(run.ranks, check_limit, lat, cfg, run)  # before the training
+    supernet = open_superplm(source, data, cfg, run)  # Alg. 1
+    history = evolve(supernet, lat, data, cfg, run)  # Alg. 2
+    finalists = run.once("finalists.json", confirm, history, lat, cfg, run)
+    models = train_finalists(supernet, finalists, data, cfg, run)  # Sec. 3.6
+    results = judge_finalists(models, data, cfg, run)
+    best = choose_best(finalists, results, data, cfg, run)
+    model = models[best["arch"]]
+    settings = dataclasses.replace(cfg, arch=best["arch"])
+    keep("model", "search", model.encoder.trained, data, settings, run, model=model)
+    on_main(run.ranks, write_best, run.folder, best, history)
+    return best
+
+# --- the run --------------
+
+
+# The paper ends here. The functions below need common/ and data/.
+
+PRESETS["demo"] = dict(  # minutes on two cores
+    vocab_size=2000,
+    largest="4-96-384-6-96", smallest="1-32-32-1-48", reference="8-96-384-6-96",
+    dropout=0.0, init_std=0.07,
+    length=48, batch=32, accumulate=2, lr=3e-3, steps=600, further_steps=300,
+    eval_every=50, save_every=100,
+    tasks="MLM-saved,MNLI",
+    finetune_epochs=1, finetune_lr=1e-3, finetune_batch=16, finetune_length=96,
+    population=8, generations=3,
+    latency_archs=120,
+    finetune=dict(finetune_epochs=2, finetune_length=128))
+PRESETS["dry_run"] = dict(
+    steps=2, further_steps=2,
+    population=2, generations=2, winners=1,
+    latency_archs=20, latency_rounds=1,
+    finetune_epochs=1, finetune_batch=16, train_examples=32, runs=1)
+
+
+# Weights to start from
 
 # settings: of the run that made it, {} for a Hugging Face folder. weights: by our names. trained:
-# the number of trained positions
-Pretrained = namedtuple("Pretrained", "path settings weights arch trained")
-SHAPE = "largest", "smallest", "setting", "variant", "vocab_size"  # taken from a SuperPLM
+# the number of trained positions. action: of the run, or "". task: whose head is included, or ""
+Pretrained = namedtuple("Pretrained", "path settings weights arch trained action task")
 
 
 def read_arch(text, source):
@@ -1127,88 +1497,136 @@ def read_pretrained(path, cfg, command, arch=""):
             folder, cfg, command.program, ("search", "superplm", "further_train", "finetune"))
         settings = record["settings"]
         trained = record.get("trained", settings["length"])
-        return Pretrained(folder, settings, owned["model"], parse_arch(settings["arch"]), trained)
+        arch = parse_arch(settings["arch"] or settings["largest"])  # a SuperPLM has no --arch
+        return Pretrained(folder, settings, owned["model"], arch, trained, record["action"],
+                          record.get("task", ""))
     try:
         sizes = hf_models.bert_sizes(folder, config)
         weights = hf_models.read_bert(folder, sizes[3])
     except ValueError as error:
         raise UserError(f"{folder}: not a supported BERT: {error}") from None
     positions = len(weights.get("encoder.position_embedding.weight", ()))
-    return Pretrained(folder, {}, weights, Arch(*sizes), positions)
+    return Pretrained(folder, {}, weights, Arch(*sizes), positions, "", "")
 
 
 def load_pretrained(cfg, command):
     """The model of --init as Pretrained, or None without --init. For a search, the SuperPLM."""
     if not cfg.init:
         return None
-    if command.action not in ON_SUPERPLM:
+    if command.action not in ("search", "latency", "describe"):
         arch = str(read_arch(cfg.arch, "--arch")) if cfg.arch else ""
         return read_pretrained(cfg.init, cfg, command, arch)
-    folder = hf_models.model_folder(cfg.init, "superplm")
-    record = read_json(folder / "config.json")
-    # Sec. 3.4: only Alg. 1 makes a SuperPLM. read_pretrained refuses a run of another program
-    fixed = record.get("action") != "superplm" and command.action != "describe"
-    if fixed and record.get("program", command.program) == command.program:
-        raise UserError(f"{folder}: not a SuperPLM, since its sub-models were never trained; "
-                        f"make one with --superplm --init {folder} --largest ITS_SHAPE")
-    return read_pretrained(folder, cfg, command)
+    source = read_pretrained(hf_models.model_folder(cfg.init, "superplm"), cfg, command)
+    # Sec. 3.4: only Alg. 1 makes a SuperPLM
+    if source.action != "superplm" and command.action != "describe":
+        raise UserError(f"{source.path}: not a SuperPLM, since its sub-models were never trained; "
+                        f"make one with --superplm --init {source.path} --largest ITS_SHAPE")
+    return source
 
 
 def resolve(cfg, command, ranks, source):
     """Fill in the settings that follow from the model of --init, the action and the number of
-    processes. UserError if flags contradict each other. resolve_data fills in what depends on the
+    processes. UserError if flags contradict each other. complete() fills in what follows from the
     data."""
-    changes = {}
-    if source and command.action in ON_SUPERPLM:
-        changes |= shape_from(source, cfg, command)
-        changes["init"] = str(source.path)
+    changes = settings_of_source(source, cfg, command) if source else {}
     if not cfg.tokenizer and (source or cfg.teacher):
-        folder = source.path if source else hf_models.model_folder(cfg.teacher)
-        changes["tokenizer"] = str(folder)
-    if command.action in (*PHASES, "further_train"):
-        changes["accumulate"] = fit_accumulate(cfg, command, ranks)
+        changes["tokenizer"] = str(source.path if source else hf_models.model_folder(cfg.teacher))
+    if cfg.latencies:
+        existing(f"{cfg.latencies}/latency.json", "name a run of --latency or --search")
     cfg = dataclasses.replace(cfg, **changes)
-    trains = command.action in ("search", "superplm", "further_train")
-    if trains and (cfg.setting == "distill") != bool(cfg.teacher):
-        raise UserError("--setting distill and --teacher DIR need each other")
+    if command.action in ("search", "superplm", "further_train"):
+        if (cfg.setting == "distill") != bool(cfg.teacher):
+            raise UserError("--setting distill and --teacher DIR need each other")
+        check_length(source, cfg.length)
+        cfg = dataclasses.replace(cfg, accumulate=fit_accumulate(cfg, command, ranks))
     archs = {}
     for name in ("arch", "largest", "smallest", "reference"):
         if text := getattr(cfg, name):
             archs[name] = str(read_arch(text, f"--{name} {text}"))
     cfg = dataclasses.replace(cfg, **archs)
-    try:
-        space = search_space(cfg)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    if cfg.strategy == "fast" and command.action in PHASES and not any(fast_shapes(space)):
-        raise UserError(f"--strategy fast: no shape from --smallest {cfg.smallest} to --largest "
-                        f"{cfg.largest} has an ffn of 1.6 to 1.9 times and a qkv of 0.7 to 1 times "
-                        "its hidden width; choose another strategy")
+    if "search space" in ACTIONS[command.action][2]:
+        check_space(cfg)
     return cfg
 
 
-def shape_from(source, cfg, command):
-    """The settings that describe the SuperPLM of a Pretrained, or, in --describe, a fixed model.
-    UserError if a flag differs."""
-    if source.settings.get("largest") == str(source.arch):
-        return settings_from(cfg, command, source.settings, source.path, SHAPE)
+def settings_of_source(source, cfg, command):
+    """The settings that follow from a Pretrained. UserError if a flag contradicts it."""
+    settings = source.settings
+    is_superplm = source.action == "superplm"
+    if command.action == "superplm":  # trains it further, or a part of it
+        return settings_from(cfg, command, settings, source.path, (), SPACE if is_superplm else ())
+    if command.action not in ("search", "latency", "describe"):
+        return {"arch": cfg.arch or str(source.arch)}
+    changes = {"init": str(source.path)}
+    if is_superplm:
+        names = (*SPACE, "vocab_size")
+        return changes | settings_from(cfg, command, settings, source.path, names)
     rows, width = source.weights["encoder.token_embedding.weight"].shape
     if width != source.arch.hidden:
         raise UserError(f"{source.path}: its embeddings have the width {width}, not "
                         f"{source.arch.hidden}; such a model is only a --teacher")
-    settings = {"vocab_size": rows}
-    return {**settings_from(cfg, command, settings, source.path, settings),
-            "arch": cfg.arch or str(source.arch)}
+    changes |= settings_from(cfg, command, {"vocab_size": rows}, source.path, ["vocab_size"])
+    return {**changes, "arch": cfg.arch or str(source.arch)}
+
+
+def check_space(cfg):
+    """UserError if a variable of the search space has no choices, or the strategy no shapes."""
+    try:
+        space = search_space(cfg)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if cfg.strategy == "fast" and not any(fast_shapes(space)):
+        raise UserError(f"--strategy fast: no shape from --smallest {cfg.smallest} to --largest "
+                        f"{cfg.largest} has an ffn of 1.6 to 1.9 times and a qkv of 0.7 to 1 times "
+                        "its hidden width; choose another strategy")
+
+
+def positions_of(source):
+    """The number of positions of a Pretrained."""
+    return len(source.weights.get("encoder.position_embedding.weight", ()))
 
 
 def check_length(source, longest):
-    """The number of positions of a Pretrained. Raises UserError if inputs of `longest` tokens have
-    more."""
-    positions = len(source.weights.get("encoder.position_embedding.weight", ()))
+    """UserError if inputs of `longest` tokens have more than the positions of a Pretrained."""
+    positions = positions_of(source) if source else 0
     if longest > positions > 0:
         raise UserError(f"inputs of {longest} tokens: {source.path} has {positions} positions; "
                         "choose a smaller --length, or --finetune_length for tasks")
-    return positions
+
+
+def check_tasks(names, source, cfg):
+    """UserError if inputs of the tasks are too long for a Pretrained, or if masked words are a task
+    of a distilled model."""
+    table = recipes(cfg)
+    for name in names:
+        recipe = table.get(name, table["SST-2"])  # of a user's own task
+        check_length(source, cfg.finetune_length or recipe.length)
+    distilled = source and source.settings.get("setting") == "distill"
+    if "MLM-saved" in names:
+        check_length(source, cfg.length)
+        if cfg.setting == "distill" or distilled:
+            raise UserError("MLM-saved: a distilled model has no head for masked words; give other "
+                            "tasks, such as SST-2")
+
+
+def complete(cfg, data):
+    """The settings with the paths of the data, the vocabulary size, and steps computed from passes
+    over the text."""
+    cfg = dataclasses.replace(cfg, **data.flags, vocab_size=data.tokenizer.vocab_size)
+    if not data.train:
+        return cfg
+    # Sec. 4.1: 5 passes, and from scratch 10, like BERT-S*
+    further = 10 if cfg.arch and not cfg.init else 5
+    examples = data.train.slots(cfg.length - 3)
+    return dataclasses.replace(
+        cfg,
+        steps=cfg.steps or math.ceil(5 * examples / cfg.batch),
+        further_steps=cfg.further_steps or math.ceil(further * examples / cfg.batch))
+
+
+def trained_positions(source, cfg):
+    """The number of trained positions after a training on text."""
+    return max(source.trained if source else 0, cfg.length)
 
 
 def without_padding(weights, vocab_size):
@@ -1223,13 +1641,22 @@ def without_padding(weights, vocab_size):
 
 
 def load_teacher(cfg, command, ranks, tokenizer):
-    """The frozen Encoder of --teacher."""
+    """The frozen Encoder of --teacher, or None without. UserError if it has another number of heads
+    than the student."""
+    if not cfg.teacher:
+        return None
     source = read_pretrained(cfg.teacher, cfg, command)
-    positions = check_length(source, cfg.length)
+    check_length(source, cfg.length)
     check_vocabulary(source.path, tokenizer)
+    heads = source.arch.heads
+    student = parse_arch(cfg.arch or cfg.largest)
+    if heads != student.heads:
+        raise UserError(f"--teacher {cfg.teacher}: it has {heads} heads and the student "
+                        f"{student.heads}; attention is compared head by head: give a student, "
+                        f"--largest in a search, with {heads} heads, such as 4-96-384-{heads}-96")
     weights = without_padding(source.weights, tokenizer.vocab_size)
     width = weights["encoder.token_embedding.weight"].shape[1]
-    teacher = Encoder(source.arch, tokenizer.vocab_size, 0.0, positions, width)
+    teacher = Encoder(source.arch, tokenizer.vocab_size, 0.0, positions_of(source), width)
     model = nn.ModuleDict({"encoder": teacher})
     hf_models.load_bert(model, weights, source.path)
     teacher.trained = source.trained
@@ -1237,24 +1664,17 @@ def load_teacher(cfg, command, ranks, tokenizer):
     return teacher.to(ranks.device).eval().requires_grad_(False)
 
 
-def load_model(source, fit, data, cfg, ranks):
-    """The LanguageModel of a Pretrained. Raises UserError if the weights do not fit."""
-    lengths = [task.recipe.length for task in data.tasks.values() if task]
-    if data.train:
-        lengths.append(cfg.length)
-    positions = check_length(source, max(lengths, default=0))
-    if source.settings.get("setting") == "distill" and "MLM-saved" in data.tasks:
-        raise UserError(f"MLM-saved: {cfg.init} was distilled and has no head for masked words")
+def load_model(source, fit, cfg):
+    """The LanguageModel of a Pretrained, and a line on its weights. UserError if they do not
+    fit."""
     seed_everything(cfg.seed, "weights made anew")
-    vocab_size = data.tokenizer.vocab_size
-    model = LanguageModel(source.arch, vocab_size, cfg.dropout, fit, positions)
-    loaded = hf_models.load_bert(model, without_padding(source.weights, vocab_size), source.path)
+    model = LanguageModel(source.arch, cfg.vocab_size, cfg.dropout, fit, positions_of(source))
+    weights = without_padding(source.weights, cfg.vocab_size)
+    line = hf_models.load_bert(model, weights, source.path)
     model.encoder.trained = source.trained
-    if data.train or data.tasks:  # not in an export, which also writes a head
-        if source.settings:
-            loaded += f"; trained on sequences of {source.trained} tokens"
-        print0(ranks, loaded)
-    return model
+    if source.settings:
+        line += f"; trained on sequences of {source.trained} tokens"
+    return model, line
 
 
 @torch.no_grad()
@@ -1274,489 +1694,254 @@ def extend_positions(model, length):
     return f"; positions {trained} to {length - 1} are copies of 0 to {trained - 1}"
 
 
-def new_model(arch, fit, data, cfg):
+def new_model(arch, fit, cfg):
     """A LanguageModel of an architecture (text) with new weights."""
     seed_everything(cfg.seed, "weights", arch)
-    model = LanguageModel(parse_arch(arch), data.tokenizer.vocab_size, cfg.dropout, fit)
+    model = LanguageModel(parse_arch(arch), cfg.vocab_size, cfg.dropout, fit)
     for name, value in model.named_parameters():
         if is_matrix(name):
             value.data *= cfg.init_std / 0.02
     return model
 
 
-def check_heads(teacher, student, cfg):
-    """UserError if a teacher, if any, has another number of heads than the student."""
-    if teacher and teacher.arch.heads != student.heads:
-        raise UserError(f"--teacher {cfg.teacher}: it has {teacher.arch.heads} heads and the "
-                        f"student {student.heads}; attention is compared head by head: give a "
-                        f"student, --largest in a search, with {teacher.arch.heads} heads, such "
-                        f"as 4-96-384-{teacher.arch.heads}-96")
-
-
-def start_model(source, arch, data, cfg, ranks):
+def start_model(source, arch, cfg, teacher=None):
     """The LanguageModel of a Pretrained, cut to `arch` (text, or "" for all), or a new
-    LanguageModel. Raises UserError if the weights do not fit."""
-    fit = data.teacher.arch.hidden if data.teacher else 0
-    if source:
-        model = load_model(source, fit, data, cfg, ranks)
-    else:
-        model = new_model(arch, fit, data, cfg)
-    check_heads(data.teacher, model.encoder.arch, cfg)
+    LanguageModel, and a line on its weights. UserError if the weights do not fit."""
+    fit = teacher.arch.hidden if teacher else 0
+    if not source:
+        return new_model(arch, fit, cfg), "from scratch"
+    model, line = load_model(source, fit, cfg)
     if arch in ("", str(model.encoder.arch)):
-        return model
-    if read_json(source.path / "config.json").get("action") != "superplm":
+        return model, line
+    if source.action != "superplm":
         warnings.warn(f"{source.path}: not a SuperPLM, so its part {arch} was never trained")
     try:
-        return extract(model, parse_arch(arch), source.settings.get("variant", "ebl"))
+        return extract(model, parse_arch(arch), source.settings.get("variant", "ebl")), line
     except ValueError as error:
         raise UserError(f"{cfg.init}: {error}") from None
 
 
-# Data.
+# Actions
+
+def search(cfg, command):
+    """From text to a further-trained tiny model within the limit."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        names = parse_tasks(cfg.tasks, recipes(cfg), cfg)
+        check_tasks(names, source, cfg)
+        cfg = dataclasses.replace(cfg, tasks=",".join(names))
+        data = open_data(cfg, command, ranks, names, text=True)
+        cfg = complete(cfg, data)
+        run = Run(cfg, command, ranks, data)
+        if not run.result:
+            data = open_proxies(names, cfg, data)
+            data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
+            run.finish(find_architecture(source, data, cfg, run))
+        print_best(run, cfg)
 
 
-def find_data(cfg, command, ranks, names, text):
-    """The Inputs of an action that reads the tasks `names` and, with `text`, the corpus."""
-    if "MLM-saved" in names and cfg.setting == "distill":
-        raise UserError("--tasks MLM-saved: --setting distill trains no head for it; give others, "
-                        "as in --tasks SST-2")
-    flags = data_flags(names)
-    if text:
-        flags.append("corpus")
-    opens_tokenizer = text or names or "tokenizer" in command.given
-    return find_inputs(ranks, command.action, pick(cfg, flags), pick(cfg, MODELS), names,
-                       opens_tokenizer=opens_tokenizer)
+def latency(cfg, command):
+    """Measure latencies of this machine, and learn to predict them."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        run = Run(cfg, command, ranks, Data(ranks.device))
+        if not run.result:
+            run.finish(measure_latencies(cfg, run))
+        on_main(ranks, learn_latency, run.result, cfg, ranks)
+        run.print_next(cfg, "latency.json", "--search", "--latencies", run.folder,
+                       same=("preset", "device", "init", "reference", *TIMED, *SPACE))
 
 
-def open_data(cfg, run, names, text):
-    """The Data of a run and its tasks. With `text`, also the corpus and the teacher."""
-    # D10*: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt. The paper does
-    # not say, and its code has WordPiece
-    # D13: 5% of the documents are held out, at most 1,000. The paper does not say
-    ranks = run.ranks
-    if text:
-        data = open_corpus(
-            ranks, run.folder, cfg.corpus, tokenizer=cfg.tokenizer, vocab_size=cfg.vocab_size,
-            held_out=cfg.held_out, init=cfg.init, given=run.command.given)
-    else:
-        data = Data(ranks.device, open_tokenizer(cfg.tokenizer, cfg.init))
-        on_main(ranks, data.tokenizer.save, run.folder)
-    if text and cfg.setting == "distill":
-        data.teacher = load_teacher(cfg, run.command, ranks, data.tokenizer)
-    searches = run.command.action == "search"
-    if searches:  # before latencies are measured
-        check_heads(data.teacher, parse_arch(cfg.largest), cfg)
-    for name in names:
-        data.tasks[name] = None if name == "MLM-saved" else on_main(
-            ranks, open_task, name, cfg, data.tokenizer, recipes(), search=searches)
-    return data
+def superplm(cfg, command):
+    """Train a SuperPLM (Alg. 1), from scratch or from --init's weights."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        data = open_data(cfg, command, ranks, text=True)
+        cfg = complete(cfg, data)
+        run = Run(cfg, command, ranks, data, trained=trained_positions(source, cfg))
+        if not run.result:
+            data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
+            model, start = start_model(source, cfg.largest, cfg, data.teacher)
+            train_language_model(model, data, cfg, run, start)
+            run.finish(held_out_loss(model, data, cfg))
+        print_held_out(run, cfg)
+        only_here = ("out", "restart", "init", "dry_run", "steps", "samples")
+        run.print_next(cfg, "checkpoint.pt", "--search", "--init", run.folder,
+                       same=sorted(command.given.difference(only_here)))
 
 
-def resolve_data(cfg, data):
-    """The settings with the vocabulary size, and with steps computed from passes over the text."""
-    cfg = dataclasses.replace(cfg, vocab_size=data.tokenizer.vocab_size)
-    if not data.train:
-        return cfg
-    # Sec. 4.1: 5 passes, and from scratch 10, like BERT-S*
-    further = 10 if cfg.arch and not cfg.init else 5
-    examples = data.train.slots(cfg.length - 3)
-    return dataclasses.replace(
-        cfg,
-        steps=cfg.steps or math.ceil(5 * examples / cfg.batch),
-        further_steps=cfg.further_steps or math.ceil(further * examples / cfg.batch))
+def further_train(cfg, command):
+    """Train --init's architecture, or one from scratch (Sec. 3.6)."""
+    with launch(cfg.device, cfg.dtype) as ranks:
+        source = load_pretrained(cfg, command)
+        cfg = resolve(cfg, command, ranks, source)
+        data = open_data(cfg, command, ranks, text=True)
+        cfg = complete(cfg, data)
+        run = Run(cfg, command, ranks, data, trained=trained_positions(source, cfg))
+        if not run.result:
+            data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
+            model, start = start_model(source, cfg.arch, cfg, data.teacher)
+            warmup = 0.0 if source else cfg.warmup
+            train_further(model, data, cfg, run, start, warmup=warmup)
+            run.finish(held_out_loss(model, data, cfg))
+        print_held_out(run, cfg)
+        print_after_training(run, cfg, "checkpoint.pt")
 
 
-# Fine-tuning.
-
-# task: (batch, learning rate, epochs, metric of Table 1), chosen as in Sec. 4.1. WNLI is not in the
-# paper and has RTE's
-TABLE_D1 = {
-    "SQuAD1.1": (16, 3e-5, 4, "f1"),
-    "SST-2": (32, 2e-5, 4, "accuracy"),
-    "MNLI": (32, 3e-5, 4, "accuracy"),
-    "MRPC": (32, 2e-5, 10, "accuracy"),
-    "CoLA": (32, 1e-5, 10, "matthews"),
-    "QNLI": (32, 2e-5, 10, "accuracy"),
-    "QQP": (32, 2e-5, 5, "accuracy"),
-    "STS-B": (32, 3e-5, 10, "pearson+spearman"),
-    "RTE": (32, 2e-5, 10, "accuracy"),
-    "WNLI": (32, 2e-5, 10, "accuracy"),
-}
-EIGHT = ("SST-2", "MNLI", "MRPC", "CoLA", "QNLI", "QQP", "STS-B", "RTE")
-MEANS = {"Score": EIGHT, "Avg.": ("SQuAD1.1", *EIGHT)}  # Table 1
+def held_out_loss(model, data, cfg):
+    """The result of a training on text."""
+    loss = evaluate_language_model(model, data, cfg)["loss"]
+    return {"arch": str(model.encoder.arch), "held_out": loss}
 
 
-def recipes():
-    """{task: Recipe} of Table D.1."""
-    table = {"MLM-saved": Recipe(0.0, 1)}
-    for name, (batch, lr, epochs, metric) in TABLE_D1.items():
-        length = 384 if name == "SQuAD1.1" else 128  # D14
-        table[name] = Recipe(lr, batch, epochs, length=length, main=metric)
-    return table
+def method():
+    """What common/finetune.py needs from this paper. No task starts from MNLI's model."""
+    return Method(recipes, load_pretrained, begin_task, load_task, means=MEANS)
 
 
-def tuning(model, task, data, cfg, seed):
-    """A TaskModel with a copy of the model's encoder, its Tuning on the task, and the line of
-    extend_positions."""
-    # D24*: a fine-tuning is scored after its last step. The paper does not say, and its code takes
-    # the best evaluation on dev
-    seed_everything(seed, "head", task.name)
-    tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
-    line = extend_positions(tuned, task.recipe.length)
-    tuned = move(tuned, data.device)
-    optimizer = make_optimizer(tuned, cfg.weight_decay)
-    return tuned, Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name)), line
-
-
-def proxy_score(model, name, data, cfg):
-    """The dev score of a copy of the model, fine-tuned on a proxy task. Raises Diverged."""
-    task = data.tasks[name]
-    if not task:
-        return score_mlm(model, data, cfg)["main"]
-    tuned, how, _ = tuning(model, task, data, cfg, cfg.seed)
-    state = fine_tune(tuned, how, cfg, data.device)
-    if state["diverged"]:
-        raise Diverged(state["diverged"])
-    return task.score("dev", predict(tuned, task, "dev", cfg, data.device))["main"]
-
-
-def train_task(model, data, cfg, run, job):
-    """Run TASK-NUMBER of a task from the model's encoder. jobs/JOB keeps the model and
-    predictions."""
-    name, _, number = job.rpartition("-")
-    folder = run.folder / "jobs" / job
-    tuned, how, line = tuning(model, data.tasks[name], data, cfg, cfg.seed + int(number))
-    print0(run.ranks, f"{job}: {model.encoder.arch}{line}")
-    result, outputs = finetune_job(tuned, how, cfg, folder, run)
-    if outputs:
-        keep(folder, "finetune", tuned, data, cfg, run, tasks=name)
-    return result
+def load_task(task, source, cfg):
+    """The model of a fine-tuned source."""
+    check_length(source, task.recipe.length)
+    vocab_size = len(source.weights["encoder.token_embedding.weight"])
+    encoder = Encoder(source.arch, vocab_size, 0.0, positions_of(source))
+    model = TaskModel(encoder, task.outputs, task.kind == "span")
+    hf_models.check_complete(model, source.weights, source.path)
+    print(hf_models.load_bert(model, source.weights, source.path))
+    return model
 
 
 def finetune(cfg, command):
-    """Fine-tune --init's model on tasks, --runs times. TASK/ keeps the median run."""
+    """Fine-tune --init's model on tasks, --runs times, and score masked words."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        names = parse_tasks(command.value, recipes(), cfg)
+        names = parse_tasks(command.value, recipes(cfg), cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        cfg = dataclasses.replace(cfg, tasks=",".join(names))
-        text = "MLM-saved" in names
-        inputs = find_data(cfg, command, ranks, names, text)
-        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=(*LONGEST_FIRST, *names))
-        cfg = dataclasses.replace(cfg, **inputs.flags)
-        if not run.finished():
-            data = open_data(cfg, run, names, text)
-            cfg = resolve_data(cfg, data)
-            run.save_settings(cfg)
-            model = start_model(source, cfg.arch, data, cfg, ranks)
-            jobs = {f"{name}-{number}": name for name, task in data.tasks.items() if task
-                    for number in range(cfg.runs)}
-            # from_mnli: no task starts from MNLI's model, as in the paper
-            results = run_jobs(ranks, run.folder, jobs,
-                               lambda job, _: train_task(model, data, cfg, run, job), from_mnli=())
-            result = on_main(ranks, summarise, run.folder, results, MEANS)
-            mlm = score_mlm(model, data, cfg) if "MLM-saved" in data.tasks else None
-            run.finish({**result, "mlm": mlm})
-        if mlm := run.finished()["mlm"]:
+        check_tasks(names, source, cfg)
+        masked = "MLM-saved" in names
+        data = open_data(cfg, command, ranks, names, text=masked)
+        cfg = complete(cfg, data)
+        run = Run(cfg, command, ranks, data)
+        if not run.result:
+            model, _ = start_model(source, cfg.arch, cfg)  # a mistake ends the command here
+            tasks = [name for name in names if name != "MLM-saved"]
+            result = finetune_tasks(method(), tasks, source, data, cfg, run)
+            run.finish({**result, "mlm": score_mlm(model, data, cfg) if masked else None})
+        if mlm := run.result["mlm"]:
             print0(ranks, f"MLM-saved: the loss of masked words is {mlm['loss']:.4f}, "
                           f"{mlm['main']:.2%} below a uniform guess")
         print_summary(run, cfg)
 
 
-def answer(cfg, command):
-    """Answer a file of the user with RUN/TASK of --init."""
+def predict(cfg, command):
+    """Predict a file of the user with RUN/TASK of --init."""
     with launch(cfg.device, cfg.dtype) as ranks:
-        on_main(ranks, check_answers, command, cfg)
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-        task = open_file(command, cfg, tokenizer, recipes())
-        positions = check_length(source, task.recipe.length)
-        vocab_size = len(source.weights["encoder.token_embedding.weight"])
-        encoder = Encoder(source.arch, vocab_size, 0.0, positions)
-        model = TaskModel(encoder, task.outputs, task.kind == "span")
-        hf_models.check_complete(model, source.weights, source.path)
-        print0(ranks, hf_models.load_bert(model, source.weights, source.path))
-        outputs = predict(model.to(ranks.device).eval(), task, *task.splits, cfg, ranks.device)
-        print0(ranks, on_main(ranks, answer_file, command, cfg, task, outputs))
+        predict_file(method(), source, tokenizer, cfg, command, ranks)
 
 
-# The phases of --search.
+def export(cfg, command):
+    """Write --init's model with its head, or its sub-model --arch, as a Hugging Face folder."""
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
+    tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
+    cfg = dataclasses.replace(cfg, vocab_size=tokenizer.vocab_size)
+    model, _ = start_model(source, cfg.arch, cfg)
+    # without newly initialised weights, such as the MLM head that an ELECTRA lacks
+    state = {name: value for name, value in model.state_dict().items() if name in source.weights}
+    arch = model.encoder.arch
+    head = {name: value for name, value in source.weights.items()
+            if name.startswith("head.") and arch == source.arch}
+    print(hf_models.write_bert(
+        command.value, state, dataclasses.astuple(arch), tokenizer,
+        longest_input(source, head, cfg), source.path, head))
+    if source.settings:  # those of a search
+        cfg = dataclasses.replace(
+            cfg, **settings_from(cfg, command, source.settings, source.path, (), TIMED))
+    length = min(cfg.latency_length, positions_of(source))
+    cfg = dataclasses.replace(cfg, latency_length=length)
+    print(compare_latencies(command.value, arch, cfg))
 
 
-def score_of(line):
-    return line["score"]
+def longest_input(source, head, cfg):
+    """Tokens of the longest input of a Pretrained's training: its task's, with a head, or the
+    pre-training's. All positions if a Hugging Face folder does not say."""
+    settings = source.settings
+    if not head:
+        return settings.get("length") or positions_of(source)
+    if not settings:
+        config = read_json(source.path / "config.json")
+        return config.get("finetune_length") or positions_of(source)
+    table = recipes(cfg)
+    recipe = table.get(source.task, table["SST-2"])  # of a user's own task
+    return settings["finetune_length"] or recipe.length
 
 
-def judge(model, data, cfg):
-    """Perf(.) of Eq. 4: {score, scores by task, diverged}."""
-    # D15: the fitness is the mean over the tasks. The paper names its two proxy tasks (Sec. 3.5),
-    # but not how they form one fitness
-    try:
-        scores = {name: proxy_score(model, name, data, cfg) for name in data.tasks}
-    except Diverged:  # the worst score
-        return {"score": -1.0, "scores": {}, "diverged": True}
-    return {"score": statistics.fmean(scores.values()), "scores": scores, "diverged": False}
+def compare_latencies(folder, arch, cfg):
+    """A line with the latencies of this file's encoder and of an exported folder in transformers,
+    measured alternately."""
+    if cfg.latency_device == "cuda" and not torch.cuda.is_available():
+        return "latency: not measured, since there is no GPU; --latency_device cpu measures one"
+    exported = hf_models.open_exported(
+        folder, cfg.latency_batch, cfg.latency_length, cfg.latency_device)
+    own = []
+    others = []
+    for _ in range(FINAL_ROUNDS):
+        own.append(time_model(arch, cfg))
+        if exported:
+            others.append(time_passes(exported, cfg))
+    line = f"latency: {statistics.median(own):.4g} ms ({what_is_timed(cfg)}); the exported folder: "
+    if not exported:
+        return line + "not measured (pip install transformers)"
+    return line + f"{statistics.median(others):.4g} ms with transformers"
 
 
-# predict_ms([Arch]) -> [milliseconds]. reference and limit are in milliseconds
-Latency = namedtuple("Latency", "predict_ms reference limit")
-# settings of what is timed
-TIMED = ("latency_device", "latency_threads", "latency_batch", "latency_length")
-# settings that a latency depends on, besides the processor and the architecture
-MACHINE = (*TIMED, "reference")
-# the settings that latency.json depends on
-OF_LATENCIES = (*MACHINE, "latency_archs", "latency_rounds", "largest", "smallest", "setting",
-                "variant", "seed")
-DRIFT = 0.1  # relative change of the reference's latency that causes a warning
-DOUBTFUL = 0.2  # mean relative error of a predictor that causes a warning
+def step_flops(cfg):
+    """FLOPs of the forward passes of a sequence in a step, for all sub-models, averaged over 1,000
+    steps. Excludes a teacher. An upper estimate: it includes the pooler, the last layer at all
+    positions and, with a teacher, a head for masked words."""
+    masked = round(MASK_RATE * cfg.length)  # the head runs only at masked positions
+    total = 0
+    for step in range(1000):
+        for arch in draw_archs(cfg, step, 0):
+            total += flops(arch, cfg.length)
+            total += 2 * masked * arch.hidden * (arch.hidden + cfg.vocab_size)
+    return total / 1000
 
 
-def warn_of_drift(low, high, cfg):
-    """Warn if two timings of the reference differ by more than DRIFT."""
-    if high > (1 + DRIFT) * low:
-        warnings.warn(f"the reference {cfg.reference} takes {low:.3g} to {high:.3g} ms: the "
-                      "machine is busy; latencies are relative to the reference")
+def describe(cfg, command):
+    """Print one JSON object on --arch or the model of --init, which may be a SuperPLM, and its
+    training."""
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
+    arch = parse_arch(cfg.arch or cfg.largest)
+    parts = count_parts(arch, cfg.vocab_size, positions_of(source) if source else 512)
+    count = sum(parts.values())
+    steps = (cfg.further_steps if cfg.arch else cfg.steps) or 1000  # 0: the corpus decides
+    activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]
+    logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
+    print(json.dumps({
+        "arch": str(arch),
+        "parameters": count,
+        "parts": parts,
+        "steps": steps,  # for the days
+        "flops": flops(arch, cfg.latency_length),
+        "flops_counting": flops.__doc__,
+        **training_cost(cfg, count, step_flops(cfg), activations, logits, steps, cfg.batch),
+    }, indent=2))
 
 
-def latencies_of_init(cfg, machine):
-    """The latency.json of --init's run if measured on such a machine, else None."""
-    for folder in (Path(cfg.init), Path(cfg.init).parent) if cfg.init else ():
-        path = folder / "latency.json"
-        kept = read_json(path) if path.exists() else {}
-        if kept.get("machine") == machine:
-            print(f"{folder}: its {len(kept['times'])} latencies are used again")
-            return kept
+# What is printed
 
-
-def measure_latencies(cfg, path):
-    """The timings of time_rounds for the smallest and for random architectures, or --init's from
-    the same machine. The file keeps them, so that a killed run continues after the last group."""
-    device = pick_device(cfg.latency_device)  # UserError if there is none
-    here = torch.cuda.get_device_name() if device.type == "cuda" else processor()
-    machine = {"processor": here, **{name: getattr(cfg, name) for name in MACHINE}}
-    kept = read_json(path) if path.exists() else latencies_of_init(cfg, machine)
-    if path.exists():
-        print(f"{path}: its latencies are used again, and missing ones are measured")
-    if not kept:
-        space = search_space(cfg)
-        rng = random.Random(f"{cfg.seed} latency")
-        times = {str(smallest_arch(space)): []}
-        while len(times) < min(cfg.latency_archs + 1, math.prod(map(len, space.values()))):
-            times.setdefault(str(sample_arch(space, rng)), [])
-        kept = {"machine": machine, "times": times}
-    if kept["machine"]["processor"] != here:
-        warnings.warn(f"{path}: latencies of {kept['machine']['processor']}; the missing ones, and "
-                      f"the winners, are measured on {here}")
-    groups = cfg.latency_rounds * math.ceil(len(kept["times"]) / GROUP)
-    measured = time_rounds([*kept["times"]], cfg, cfg.latency_rounds, kept["times"])
-    for _ in tqdm(measured, "latency", groups, disable=None):
-        write_json(path, kept)
-    return kept["times"]
-
-
-def fit_predictor(archs, milliseconds, cfg):
-    """(Predictor, its mean relative error). The last fifth of the architectures measures the
-    error."""
-    unseen = math.ceil(len(archs) / 5)
-    predict_ms = Predictor(cfg.latency_length).fit(
-        archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
-    guesses = predict_ms(archs[-unseen:])
-    error = statistics.fmean(
-        abs(guess / ms - 1) for guess, ms in zip(guesses, milliseconds[-unseen:]))
-    return predict_ms, error
-
-
-def limit_flag(cfg):
-    """The flag that sets the limit, as written."""
-    if cfg.latency_limit:
-        return f"--latency_limit {cfg.latency_limit:g}"
-    return f"--speedup {cfg.speedup:g}"
-
-
-def learn_latency(cfg, run):
-    """Phase 2: the Latency of this machine. Raises UserError if nothing meets the limit."""
-    times = measure_latencies(cfg, run.folder / "latency.json")
-    references = sorted(references_of(times))
-    reference = statistics.median(references)
-    warn_of_drift(references[len(references) // 4], references[3 * len(references) // 4], cfg)
-    archs = list(map(parse_arch, times))
-    ratios = list(map(ratios_of, times.values()))
-    milliseconds = [reference * statistics.median(each) for each in ratios]
-    predict_ms, error = fit_predictor(archs, milliseconds, cfg)
-    spread = statistics.median(max(each) / min(each) - 1 for each in ratios)
-    print0(run.ranks, f"{len(times)} latencies: the rounds of one differ by {spread:.1%} (median); "
-                      f"the predictor's mean error is {error:.1%}")
-    if error > DOUBTFUL:
-        print0(run.ranks, f"warning: the predictor is wrong by {error:.0%}, so that the search may "
-                          "miss the best shapes; raise --latency_archs or --latency_rounds")
-    latency = Latency(predict_ms, reference, cfg.latency_limit or reference / cfg.speedup)
-    check_limit(latency, cfg, run)
-    return latency
-
-
-def check_limit(latency, cfg, run):
-    """Print the limit and the range of latencies. Raises UserError, which names a limit that works,
-    if the strategy finds nothing within the limit."""
-    predict_ms, reference, limit = latency
-    smallest = smallest_arch(search_space(cfg))
-    fastest, slowest = predict_ms([smallest, parse_arch(cfg.largest)])
-    print0(run.ranks, f"the fastest shape, {smallest}, takes {fastest:.4g} ms, the slowest, "
-                      f"{cfg.largest}, {slowest:.4g} ms; the reference {cfg.reference} takes "
-                      f"{reference:.4g} ms")
-    flag = limit_flag(cfg)
-    print0(run.ranks, f"the limit of {flag} is {limit:.4g} ms")
-    works = limit
-    while not propose([], 0, cfg, predict_ms, works):
-        works = float(f"{1.05 * max(works, fastest):.3g}")
-    if works > limit:
-        raise UserError(f"{flag}: --strategy {cfg.strategy} finds nothing that is that fast; the "
-                        f"fastest in the search space, {smallest}, takes {fastest:.5g} ms here, "
-                        f"and the limit is {limit:.5g} ms; the same command with --latency_limit "
-                        f"{works:.3g} instead finds some")
-
-
-def evolve(superplm, latency, data, cfg, run):
-    """Phase 3: Alg. 2, or another strategy. Returns the history."""
-    history = []
-
-    def work(arch):
-        return judge(extract(superplm, parse_arch(arch), cfg.variant), data, cfg)
-
-    for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
-        proposals = propose(history, number, cfg, latency.predict_ms, latency.limit)
-        names = [str(arch) for _, arch in proposals]
-        results = share_out(run.ranks, names, run.folder / "candidates",
-                            f"generation {number + 1}", work)  # Alg. 2, line 11
-        for (parent, arch), result in zip(proposals, results):
-            predicted_ms, = latency.predict_ms([arch])
-            history.append({"id": len(history), "round": number, "parent": parent,
-                            "arch": str(arch), "predicted_ms": round(predicted_ms, 6), **result})
-        on_main(run.ranks, write_atomic, run.folder / "history.jsonl", jsonl(history))
-        best = max(history, key=score_of)
-        print0(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}: "
-                          f"{percent(best['scores'])}")
-    return history
-
-
-FINAL_ROUNDS = 5  # of the latency of a finalist
-
-
-def time_finalist(arch, latency, cfg):
-    """The latency of an architecture (text), for best.json."""
-    *_, times = time_rounds([arch], cfg, FINAL_ROUNDS)
-    milliseconds = latency.reference * statistics.median(ratios_of(times[arch]))
-    warn_of_drift(*sorted([latency.reference, statistics.median(references_of(times))]), cfg)
-    return {
-        "arch": arch,
-        "milliseconds": milliseconds,
-        "limit_milliseconds": latency.limit,
-        "reference_milliseconds": latency.reference,
-        "speedup": latency.reference / milliseconds,
-    }
-
-
-def within_limit(archs, timed, limit, count):
-    """The first `count` architectures (text) with a measured latency within the limit, as lines of
-    time_finalist. timed(arch): the line of an architecture."""
-    lines = []
-    for arch in archs:
-        line = timed(arch)
-        if line["milliseconds"] <= limit:
-            lines.append(line)
-        if len(lines) == count:
-            break
-    return lines
-
-
-def berts_rule(cfg, predict_ms, limit):
-    """BERT's rule, d^f = 4 d^m and d^q|k|v = d^m: its architectures within the SuperPLM that are
-    predicted within the limit, the slowest first."""
-    space = search_space(cfg)
-    top = parse_arch(cfg.largest)
-    archs = [Arch(layers, qkv, 4 * qkv, heads, qkv)
-             for layers in space["layers"] for heads, qkv in space["attention"]]
-    archs = [arch for arch in archs if not why_outside(arch, top, cfg.variant)]
-    times = dict(zip(archs, predict_ms(archs))) if archs else {}
-    return sorted((arch for arch in archs if times[arch] <= limit), key=times.get, reverse=True)
-
-
-def confirm(history, latency, cfg, run):
-    """{kind: lines}: "searched", at most --winners best architectures of the history with a
-    measured latency within the limit. For comparison, "BERT's rule" and "random sample", the best
-    of the first generation. Raises UserError if nothing meets the limit."""
-    # D4: the evolution checks the limit by predictions, as in the paper. The winners are measured
-    path = run.folder / "finalists.json"
-    if path.exists():
-        return read_json(path)
-    ranked = sorted(history, key=score_of, reverse=True)
-    ranked = [line for line in ranked if not line["diverged"]]
-    # kinds may share an architecture, which is measured once
-    timed = functools.cache(lambda arch: time_finalist(arch, latency, cfg))
-    winners = cfg.winners or (1 if cfg.strategy == "fast" else 3)  # Sec. 4.1, Table 5
-    searched = within_limit([line["arch"] for line in ranked], timed, latency.limit, winners)
-    if not ranked:
-        raise UserError(f"{cfg.out}: all candidates diverged; lower --finetune_lr{hint_of(cfg)}")
-    if not searched:
-        fastest = min(timed(line["arch"])["milliseconds"] for line in ranked)
-        raise UserError(f"{limit_flag(cfg)}: no candidate meets it when measured; the fastest "
-                        f"takes {fastest:.4g} ms; the same command measures again, or choose a "
-                        f"larger limit{hint_of(cfg)}")
-    rule = map(str, berts_rule(cfg, latency.predict_ms, latency.limit))
-    drawn = [line["arch"] for line in ranked if line["round"] == 0 and cfg.strategy != "fast"]
-    finalists = {
-        "searched": searched,
-        "BERT's rule": within_limit(rule, timed, latency.limit, 1),
-        "random sample": within_limit(drawn, timed, latency.limit, 1),
-    }
-    write_json(path, finalists)
-    return finalists
-
-
-def train_finalists(superplm, finalists, data, cfg, run):
-    """Phase 4, Sec. 3.6: {architecture (text): its LanguageModel}, cut out and trained further."""
-    models = {}
-    archs = [line["arch"] for lines in finalists.values() for line in lines]
-    for arch in dict.fromkeys(archs):  # kinds may share one
-        models[arch] = extract(superplm, parse_arch(arch), cfg.variant)
-        try:  # without a warm-up, Sec. 4.1
-            train_further(models[arch], data, cfg, run, run.folder / "further" / arch, warmup=0.0)
-        except Diverged as error:  # judge() gives it the worst score
-            print0(run.ranks, f"further training diverged: {error}")
-    return models
-
-
-def judge_finalists(models, data, cfg, run):
-    """{architecture (text): the result of judge() and the held-out loss}."""
-
-    def work(arch):
-        result = judge(models[arch], data, cfg)
-        if not result["diverged"]:
-            result["loss"] = evaluate_language_model(models[arch], data, cfg)["loss"]
-        return result
-
-    results = share_out(run.ranks, list(models), run.folder / "finals", "finals", work)
-    return dict(zip(models, results))
-
-
-def choose_best(finalists, results, data, cfg):
-    """best.json: the best of the searched finalists, and a table of the best of each kind. Raises
-    UserError if all searched ones diverged."""
-    # D19: the best winner is chosen by the search's own dev examples, so best.json's score is not
-    # an estimate for new ones. The paper does not say how it chooses among three
-    table = {}
-    for kind, lines in finalists.items():
-        table[kind] = {"of": len(lines)}
-        if lines:
-            best = max(lines, key=lambda line: results[line["arch"]]["score"])
-            count = sum(count_parts(parse_arch(best["arch"]), cfg.vocab_size).values())
-            table[kind] |= {**best, **results[best["arch"]], "parameters": count}
-    best = table["searched"]
-    if best["diverged"]:
-        raise UserError(f"{cfg.out}: all winners diverged; lower --lr{hint_of(cfg)}")
-    # MLM-saved has none, since it is relative to a uniform guess
-    majority = {name: task.majority_baseline for name, task in data.tasks.items() if task}
-    return {**best, "baselines": majority, "table": table}
+def print_held_out(run, cfg):
+    """Print the result of held_out_loss."""
+    result = run.result
+    print0(run.ranks, f"{result['arch']}: held-out loss {result['held_out']:.4f} at --length "
+                      f"{cfg.length}; losses at other lengths do not compare")
 
 
 def comparison(table):
@@ -1791,7 +1976,9 @@ def pareto(history):
     return "\n".join(lines) + "\n", scatter(points, front, "predicted ms", "score")
 
 
-def write_pareto(folder, history):
+def write_best(folder, best, history):
+    """Write best.json, and all candidates as text and as a drawing."""
+    write_json(folder / "best.json", best)
     text, drawing = pareto(history)
     write_atomic(folder / "pareto.txt", text)
     write_atomic(folder / "pareto.svg", drawing)
@@ -1799,7 +1986,7 @@ def write_pareto(folder, history):
 
 def print_best(run, cfg):
     """Print best.json of a finished search, and the next command."""
-    best = run.finished()
+    best = run.result
     print0(run.ranks, comparison(best["table"]))
     line = (f"{best['arch']} takes {best['milliseconds']:.4g} ms, {best['speedup']:.3g} times as "
             f"fast as {cfg.reference}: {percent(best['scores'])}")
@@ -1809,7 +1996,7 @@ def print_best(run, cfg):
     print0(run.ranks, f"timed: {what_is_timed(cfg)}; --export measures the exported folder, too")
     print0(run.ranks, f"{run.folder / 'pareto.svg'}: all candidates, score against latency")
     words = "--export", f"{run.folder}-exported", "--init", run.folder
-    run.print_result(cfg, "best.json", *words)
+    run.print_next(cfg, "best.json", *words)
 
 
 def what_is_timed(cfg):
@@ -1819,260 +2006,37 @@ def what_is_timed(cfg):
             f"padding, {cfg.latency_device}, {cfg.latency_threads} thread(s)")
 
 
-def words_of_search(phase):
-    """The words of this command, with --search in place of its phase."""
-    return ["--search" if word == f"--{phase}" else word
-            for word in sys.argv[1:] if word != "--restart"]
+# Command line
 
-
-def may_change(cfg):
-    """The settings that a further command in the run folder may change. Latencies serve each search
-    of their space, a SuperPLM each limit, and candidates only their own."""
-    if Path(cfg.out, "candidates").exists():
-        return ()
-    if Path(cfg.out, "superplm").exists():
-        return LIMITS
-    return dataclasses.asdict(cfg).keys() - {*OF_LATENCIES}
-
-
-def hint_of(cfg):
-    """What a refusal of other settings adds if a SuperPLM can be used again."""
-    folder = Path(cfg.out)
-    if (folder / "superplm").exists():
-        init = folder
-    elif (folder / "candidates").exists():  # of a search with --init
-        init = read_json(folder / "config.json").get("settings", {}).get("init")
-    else:
-        return ""
-    return f"; with --init {init} and a new --out, its latencies and its SuperPLM are used again"
-
-
-def search(cfg, command):
-    """All four phases, in one run folder, or --superplm or --latency alone."""
-    phase = command.action
-    if "out" not in command.given:  # the phases share a folder
-        cfg = dataclasses.replace(cfg, out=cfg.out.replace(f"-{phase}-", "-search-", 1))
-    # --superplm has trained --init's weights in this folder: all phases use the result
-    own = bool(cfg.init) and not cfg.restart and Path(cfg.out, "superplm").exists()
-    trains = phase == "superplm" or own
-    if trains:
-        command = dataclasses.replace(command, action="superplm")
-    with launch(cfg.device, cfg.dtype) as ranks:
-        source = load_pretrained(cfg, command)
-        cfg = resolve(cfg, command, ranks, source)
-        command = dataclasses.replace(command, action="search")
-        names = parse_tasks(cfg.tasks, recipes(), cfg) if phase == "search" else []
-        text = phase != "latency"
-        inputs = find_data(cfg, command, ranks, names, text)
-        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES,
-                        replaces=may_change(cfg), hint=hint_of(cfg))
-        if not run.finished():
-            cfg = dataclasses.replace(cfg, **inputs.flags)
-            if text:
-                data = open_data(cfg, run, names, text)
-                cfg = resolve_data(cfg, data)
-            run.save_settings(cfg)
-            if phase != "superplm":  # first, so that an impossible limit costs no training
-                latency = on_main(ranks, learn_latency, cfg, run)
-            if phase == "latency":
-                return run.print_result(cfg, "latency.json", *words_of_search(phase), same=())
-            superplm = train_superplm(source, data, cfg, run, go_on=trains)
-            if phase == "superplm":
-                return run.print_result(
-                    cfg, "superplm/checkpoint.pt", *words_of_search(phase), same=())
-            history = evolve(superplm, latency, data, cfg, run)
-            finalists = on_main(ranks, confirm, history, latency, cfg, run)
-            models = train_finalists(superplm, finalists, data, cfg, run)
-            results = judge_finalists(models, data, cfg, run)
-            best = choose_best(finalists, results, data, cfg)
-            model = models[best["arch"]]
-            on_main(ranks, keep, run.folder / "model", "search", model, data, cfg, run)
-            on_main(ranks, write_pareto, run.folder, history)
-            on_main(ranks, write_json, run.folder / "best.json", best)
-            run.finish(best)
-        print_best(run, cfg)
-
-
-# Other actions.
-
-
-def further_train(cfg, command):
-    """Train --init's architecture, or one from scratch."""
-    with launch(cfg.device, cfg.dtype) as ranks:
-        source = load_pretrained(cfg, command)
-        cfg = resolve(cfg, command, ranks, source)
-        inputs = find_data(cfg, command, ranks, [], text=True)
-        run = RunFolder(cfg, command, ranks, reads=inputs.files, writes=WRITES)
-        cfg = dataclasses.replace(cfg, **inputs.flags)
-        if not run.finished():
-            data = open_data(cfg, run, [], text=True)
-            cfg = resolve_data(cfg, data)
-            run.save_settings(cfg)
-            model = start_model(source, cfg.arch, data, cfg, ranks)
-            warmup = 0.0 if source else cfg.warmup
-            train_further(model, data, cfg, run, run.folder / "model", warmup)
-            result = evaluate_language_model(model, data, cfg)
-            run.finish({"arch": str(model.encoder.arch), "held_out": result["loss"]})
-        finished = run.finished()
-        print0(ranks, f"{finished['arch']}: held-out loss {finished['held_out']:.4f} at --length "
-                      f"{cfg.length}; losses at other lengths do not compare")
-        print_after_training(run, cfg, "model/checkpoint.pt")
-
-
-def export(cfg, command):
-    """Write --init's model with its head, or its sub-model --arch, as a Hugging Face folder."""
-    with launch(cfg.device, cfg.dtype) as ranks:
-        source = load_pretrained(cfg, command)
-        cfg = resolve(cfg, command, ranks, source)
-        tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
-        model = start_model(source, cfg.arch, Data(ranks.device, tokenizer), cfg, ranks)
-        # without newly initialised weights, such as the MLM head that an ELECTRA lacks
-        state = {name: value for name, value in model.state_dict().items()
-                 if name in source.weights}
-        arch = model.encoder.arch
-        head = {name: value for name, value in source.weights.items()
-                if name.startswith("head.") and arch == source.arch}
-        print0(ranks, on_main(
-            ranks, hf_models.write_bert, command.value, state, dataclasses.astuple(arch),
-            tokenizer, longest_input(source, head), source.path, head))
-        if source.settings:  # those of a search
-            cfg = dataclasses.replace(
-                cfg, **settings_from(cfg, command, source.settings, source.path, (), TIMED))
-        length = min(cfg.latency_length, check_length(source, 0))
-        cfg = dataclasses.replace(cfg, latency_length=length)
-        print0(ranks, on_main(ranks, compare_latencies, command.value, arch, cfg))
-
-
-def longest_input(source, head):
-    """Tokens of the longest input of a Pretrained's training: its task's, with a head, or the
-    pre-training's. All positions if a Hugging Face folder does not say."""
-    settings = source.settings
-    if not head:
-        return settings.get("length") or check_length(source, 0)
-    if not settings:
-        config = read_json(source.path / "config.json")
-        return config.get("finetune_length") or check_length(source, 0)
-    recipe = recipes().get(settings["tasks"]) or recipes()["SST-2"]  # of a user's own task
-    return settings["finetune_length"] or recipe.length
-
-
-def compare_latencies(folder, arch, cfg):
-    """A line with the latencies of this file's encoder and of an exported folder in transformers,
-    measured alternately."""
-    if cfg.latency_device == "cuda" and not torch.cuda.is_available():
-        return "latency: not measured, since there is no GPU; --latency_device cpu measures one"
-    exported = exported_model(folder, cfg)
-    own = []
-    others = []
-    for _ in range(FINAL_ROUNDS):
-        own.append(time_model(arch, cfg))
-        if exported:
-            others.append(time_passes(exported, cfg))
-    line = f"latency: {statistics.median(own):.4g} ms ({what_is_timed(cfg)}); the exported folder: "
-    if not exported:
-        return line + "not measured (pip install transformers)"
-    return line + f"{statistics.median(others):.4g} ms with transformers"
-
-
-def exported_model(folder, cfg):
-    """A function that runs an exported folder on what is timed, or None without transformers."""
-    try:
-        from transformers import AutoModel, logging
-    except ImportError:
-        return None
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model = AutoModel.from_pretrained(folder, trust_remote_code=True)  # the code is write_bert's
-    model = model.eval().to(cfg.latency_device)
-    shape = cfg.latency_batch, cfg.latency_length
-    ids = torch.zeros(shape, dtype=torch.long, device=cfg.latency_device)
-    return functools.partial(model, input_ids=ids, token_type_ids=ids, attention_mask=ids + 1)
-
-
-def step_flops(cfg):
-    """FLOPs of the forward passes of a sequence in a step, for all sub-models, averaged over 1,000
-    steps. Excludes a teacher. An upper estimate: it includes the pooler, the last layer at all
-    positions and, with a teacher, a head for masked words."""
-    masked = round(MASK_RATE * cfg.length)  # the head runs only at masked positions
-    total = 0
-    for step in range(1000):
-        for arch in draw_archs(cfg, step, 0):
-            total += flops(arch, cfg.length)
-            total += 2 * masked * arch.hidden * (arch.hidden + cfg.vocab_size)
-    return total / 1000
-
-
-def describe(cfg, command):
-    """Print one JSON object on --arch or the model of --init, which may be a SuperPLM, and its
-    training."""
-    source = load_pretrained(cfg, command)
-    cfg = resolve(cfg, command, None, source)
-    arch = parse_arch(cfg.arch or cfg.largest)
-    parts = count_parts(arch, cfg.vocab_size, check_length(source, 0) if source else 512)
-    count = sum(parts.values())
-    steps = (cfg.further_steps if cfg.arch else cfg.steps) or 1000  # 0: the corpus decides
-    activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]
-    logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
-    print(json.dumps({
-        "arch": str(arch),
-        "parameters": count,
-        "parts": parts,
-        "steps": steps,  # for the days
-        "flops": flops(arch, cfg.latency_length),
-        "flops_counting": flops.__doc__,
-        **training_cost(cfg, count, step_flops(cfg), activations, logits, steps,
-                        cfg.batch),
-    }, indent=2))
-
-# --- command line ---------
-
-ACTIONS = {
-    "search": (search, "all phases: text to a further-trained tiny model within the limit"),
-    "superplm": (search, "phase 1 alone: one-shot training (Alg. 1)"),
-    "latency": (search, "phase 2 alone: measure latencies, learn to predict them"),
-    "further_train": (further_train, "train --arch from --init's weights, or from scratch"),
+# groups of settings
+TEXT = ("run", "execution", "text", "objective", "training on text")
+SUPERPLM = ("search space", "one-shot training")
+ACTIONS = {  # the function, its help, and the groups of settings that it reads
+    "search": (
+        search, "all phases: text to a further-trained tiny model within the limit",
+        (*TEXT, *SUPERPLM, "further training", "tasks", "fine-tuning", "what is timed", "latency",
+         "search")),
+    "superplm": (superplm, "one-shot training alone (Alg. 1)", (*TEXT, *SUPERPLM)),
+    "latency": (
+        latency, "measure latencies alone, learn to predict them",
+        ("run", "execution", "objective", "search space", "what is timed", "latency")),
+    "further_train": (
+        further_train, "train --arch from --init's weights, or from scratch",
+        (*TEXT, "architecture", "further training")),
     "finetune": (
-        finetune,
-        "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1), or on a folder of your own "
-        "with train and dev files",
-        "TASKS",
-    ),
+        finetune, "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1), or on a folder of "
+        "your own with train and dev files",
+        ("run", "execution", "text", "architecture", "tasks", "fine-tuning",
+         "scores of --finetune"), "TASKS"),
     "predict": (
-        answer,
-        "answer a file of your own (TSV or SQuAD JSON) with RUN/TASK of --init",
-        "FILE",
-    ),
+        predict, "predict a file of your own (TSV or SQuAD JSON) with RUN/TASK of --init",
+        ("run", "execution", "fine-tuning"), "FILE"),
     "export": (
-        export,
-        "write --init's model, or its part --arch, as a Hugging Face folder",
-        "DIR",
-    ),
+        export, "write --init's model, or its part --arch, as a Hugging Face folder",
+        ("run", "architecture", "what is timed"), "DIR"),
     "describe": (
-        describe,
-        "parameters, FLOPs, memory and days of training of --arch as JSON",
-    ),
-}
-UNREAD = {  # flags and groups of flags that an action does not read: the flags to use instead
-    **dict.fromkeys(PHASES, {"runs": ""}),
-    "further_train": {
-        **dict.fromkeys(("glue", "squad", "tasks", "columns", "labels", "train_examples", "samples",
-                         "fine-tuning", "latency", "search"), ""),
-        "steps": "further_steps",
-    },
-    "finetune": {
-        **dict.fromkeys(("compile", "accumulate", "tasks", "init_std", "samples", "warmup",
-                         "eval_every", "save_every", "latency", "search"), ""),
-        "steps": "finetune_epochs",
-        "batch": "finetune_batch",
-        "lr": "finetune_lr",
-    },
-}
-READS = {  # all flags that these actions read
-    "predict": ("preset", "out", "device", "dtype", "init", "tokenizer", "finetune_length"),
-    "export": ("preset", "device", "dtype", "init", "tokenizer", "arch", *TIMED),
-    "describe": (
-        "preset", "seed", "dtype", "accumulate", "dry_run", "init", "arch", *SHAPE, "samples",
-        "length", "steps", "further_steps", "batch", "latency_length"),
+        describe, "parameters, FLOPs, memory and days of training of --arch as JSON",
+        (*TEXT, *SUPERPLM, "architecture", "further training", "what is timed")),
 }
 
 
@@ -2081,8 +2045,6 @@ def check(cfg, command):
     action = command.action
     if {"speedup", "latency_limit"} <= command.given:
         raise UserError("--speedup and --latency_limit: give one of them")
-    if cfg.arch and action in (*PHASES, "predict"):
-        raise UserError(f"--arch {cfg.arch}: --{action} takes none")
     reads_weights = action in ("finetune", "predict", "export", "further_train")
     from_scratch = cfg.arch and action == "further_train"
     if reads_weights and not (cfg.init or from_scratch):
@@ -2091,7 +2053,8 @@ def check(cfg, command):
 
 
 def main(argv=None):
-    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, UNREAD, READS, argv)
+    """Run one action."""
+    return cli.start(Config, PRESETS, ACTIONS, __doc__, check, argv)
 
 
 if __name__ == "__main__":

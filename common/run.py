@@ -87,13 +87,14 @@ def as_json(value):
 
 def model_files(cfg):
     """{flag: files} of the models, runs and tokenizers that the settings name. A run folder is
-    represented by its checkpoints."""
+    represented by its checkpoints, for --latencies by its latencies."""
     reads = {}
     for flag in MODELS:
         value = getattr(cfg, flag, ())
         files = []
         for path in filter(None, [value] if isinstance(value, str) else value):
-            inside = [*Path(path).glob("checkpoint.pt")]  # else the checkpoints of its parts
+            name = "latency.json" if flag == "latencies" else "checkpoint.pt"
+            inside = [*Path(path).glob(name)]  # else the checkpoints of its parts
             files += map(str, inside or sorted(Path(path).glob("*/checkpoint.pt")) or [path])
         if files and files not in reads.values():  # the tokenizer is often --init's
             reads[flag] = files
@@ -450,6 +451,7 @@ class Loop:
 
         def write():
             owned = {name: self.owned[name].state_dict() for name in names}
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             save_file(self.path, {"step": step, "state": self.state, "owned": owned})
 
         if self.path:
@@ -644,7 +646,8 @@ def keep_model(folder, command, cfg, tokenizer, trained=None, task="", **owned):
     """Write a folder for read_run: config.json, the tokenizer's file, checkpoint.pt, done.json.
 
     trained: the number of trained positions, if known. task: the name of the task whose head is
-    included. owned: {name: module, or weights by name}."""
+    included. owned: {name: module, or weights by name}. Without them a Loop has written the
+    checkpoint."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for left in partials(folder):  # of a process that was killed here
@@ -655,5 +658,6 @@ def keep_model(folder, command, cfg, tokenizer, trained=None, task="", **owned):
     write_json(folder / "config.json", record | ({"trained": trained} if trained else {}))
     states = {name: to_host(each.state_dict() if hasattr(each, "state_dict") else each)
               for name, each in owned.items()}
-    save_file(folder / "checkpoint.pt", {"step": 0, "state": {}, "owned": states})
+    if states:
+        save_file(folder / "checkpoint.pt", {"step": 0, "state": {}, "owned": states})
     write_json(folder / "done.json", {})

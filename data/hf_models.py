@@ -22,6 +22,7 @@ Ordinary text gives the same ids as common/tokenization.py. transformers 5 diffe
 - A released ALBERT vocabulary: a "▁" follows each of its symbols ( ) " - . – £ €, and a token such
   as "▁2011," is not cut again. Vocabularies of data/text.py have neither.
 """
+import functools
 import json
 import re
 from pathlib import Path
@@ -401,15 +402,15 @@ def model_folder(path, first="model"):
     itself. Raises UserError if there is none yet."""
     path = Path(path)
     inside = [path / name for name in (first, "model", "superplm")]
-    folder = next((each for each in inside if (each / "checkpoint.pt").exists()), path)
+    folder = next((each for each in inside if (each / "done.json").exists()), path)
     config = folder / "config.json"
     if not config.exists():
         raise UserError(f"{folder}: no model here (config.json is missing); give a run or a "
                         "Hugging Face folder")
     searches = read_json(config).get("action") == "search"
     if searches and not (folder / "checkpoint.pt").exists():
-        raise UserError(f"{folder}: its search has no model yet; first go on with --search --out "
-                        f"{folder}, without --init")
+        raise UserError(f"{folder}: its search has no model yet; first run its command again, "
+                        "which continues it")
     return folder
 
 
@@ -527,12 +528,12 @@ def write_bert(folder, weights, shape, tokenizer, length, source, head=()):
     """
     task = ""
     own = None
-    settings = read_json(Path(source) / "config.json")
-    settings = settings.get("settings", settings)  # of a run, or of a Hugging Face folder
+    record = read_json(Path(source) / "config.json")
+    settings = record.get("settings", record)  # of a run, or of a Hugging Face folder
     dropout = settings.get("dropout", settings.get("hidden_dropout_prob", 0.1))
     kind = "ForMaskedLM" if "transform.weight" in weights else ""
     if head:
-        task = settings.get("tasks")
+        task = record.get("task", "")
         kind = "ForQuestionAnswering" if task == "SQuAD1.1" else "ForSequenceClassification"
         encoder = {name: value for name, value in weights.items() if name.startswith("encoder.")}
         weights, own = folder_task.export_head(
@@ -550,3 +551,18 @@ def write_bert(folder, weights, shape, tokenizer, length, source, head=()):
         trust = ", trust_remote_code=True"
     command = opener(tokenizer, f"AutoModel{kind}", folder, trust)
     return f"{folder}: written; open it with {command}"
+
+
+def open_exported(folder, batch, length, device):
+    """A function that runs a folder of write_bert on `batch` sequences of `length` tokens, or None
+    without transformers."""
+    try:
+        from transformers import AutoModel, logging
+    except ImportError:
+        return None
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    model = AutoModel.from_pretrained(folder, trust_remote_code=True)  # the code is write_bert's
+    ids = torch.zeros(batch, length, dtype=torch.long, device=device)
+    return functools.partial(model.eval().to(device), input_ids=ids, token_type_ids=ids,
+                             attention_mask=ids + 1)

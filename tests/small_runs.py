@@ -31,14 +31,15 @@ TRAINED = {
     "autobert_zero":
         "--pretrain --corpus {corpus} --layers 1 --hidden 16 --heads 2 --ffn 16 --batch 2",
     "autotinybert":
-        "--further_train --corpus {corpus} --accumulate 1 --further_steps 2 --eval_every 1 "
-        "--arch 1-16-16-2-16 --largest 1-16-16-2-16 --smallest 1-8-8-1-8 --batch 2",
+        "--further_train --corpus {corpus} --accumulate 1 --eval_every 1 --arch 1-16-16-2-16 "
+        "--batch 2",
     "mformer":
         "--train --task wmt14 --train_text {pairs}/train --test_text {pairs}/train "
         f"--vocab_size 120 --batch 64 --held_out 4 --length 40 --arch {ARCH}",
 }
+STEPS = {"autotinybert": "--further_steps"}  # flags other than --steps
 TRAINED = {
-    program: f"{program} {flags} --steps 2 --save_every 1 --device cpu"
+    program: f"{program} {flags} {STEPS.get(program, '--steps')} 2 --save_every 1 --device cpu"
     for program, flags in TRAINED.items()}
 FEW = "--finetune_epochs 1 --finetune_batch 4 --finetune_length 64"  # in a search
 ONE = f"{FEW} --runs 1"  # in a fine-tuning
@@ -68,8 +69,8 @@ REVIEWS = {  # a user's own task. A search does not read its test file
 }
 TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {ONE}"
 RUNS = {
-    name: f"{command} --steps 6 --save_every 2 --accumulate 2" for name, command in TRAINED.items()}
-RUNS["autotinybert"] += " --further_steps 6"
+    name: f"{command} {STEPS.get(name, '--steps')} 6 --save_every 2 --accumulate 2"
+    for name, command in TRAINED.items()}
 RUNS["tuned"] = f"{TUNED} --finetune_dropout 0.1 --finetune_epochs 6 --eval_every 2"
 for name, words in SEARCHES.items():
     RUNS[f"{name} search"] = f"{name} --search {words} --save_every 2 --device cpu"

@@ -20,11 +20,13 @@ from conftest import filled
 from small_runs import ALONE, RUNS, FakeTokenizer, call, next_command, pretended_latency
 
 import autotinybert as atb
+from common import cli
 from common.cli import Command
-from common.files import read_json, read_jsonl
-from common.run import keep_model
+from common.files import load_file, read_json, read_jsonl
+from common.run import Run, keep_model
 from common.tokenization import load_tokenizer
 from data import hf_models
+from data.inputs import Data
 
 BASE = atb.Config()
 TINY = atb.Config(
@@ -326,7 +328,7 @@ def test_fast_without_shapes_is_told_before_anything_is_measured():
     """No limit would help."""
     narrow = "--largest 2-96-96-6-96 --smallest 1-96-96-1-48"  # d^f = d^m
     with pytest.raises(atb.UserError, match="--strategy fast: no shape"):
-        run_here(f"--latency --strategy fast {narrow} --out run")
+        run_here(f"--search --strategy fast {narrow} --out run")
     assert not Path("run").exists()
 
 
@@ -334,42 +336,43 @@ def measured(load, monkeypatch, **settings):
     """(cfg, run, Latency) on a machine that is slower by the factor load()."""
     timed = lambda arch, cfg: pretended_latency(arch) * load()  # noqa: E731
     monkeypatch.setattr(atb, "time_model", timed)
-    cfg = replace(TINY, reference="6-128-512-4-128", speedup=8, **settings)
-    run = types.SimpleNamespace(ranks=ALONE, folder=Path())
-    return cfg, run, atb.learn_latency(cfg, run)
+    cfg = replace(TINY, reference="6-128-512-4-128", speedup=8, out="run", **settings)
+    run = Run(cfg, replace(OWN, action="latency"), ALONE, Data(ALONE.device))
+    lat = atb.learn_latency(atb.open_latencies(cfg, run), cfg, ALONE)
+    atb.check_limit(lat, cfg, run)
+    return cfg, run, lat
 
 
 def test_a_process_that_comes_and_goes_changes_no_latency(monkeypatch):
     """It slows each of three phases of the measurement by another factor."""
     loads = iter([1.0] * 60 + [1.8] * 80 + [1.2] * 1000)
     with pytest.warns(UserWarning, match="the machine is busy"):
-        cfg, _, latency = measured(lambda: next(loads), monkeypatch, latency_archs=40)
-    timings = read_json("latency.json")["times"]
+        cfg, _, lat = measured(lambda: next(loads), monkeypatch, latency_archs=40)
+    timings = read_json("run/latency.json")["times"]
     reference = pretended_latency(atb.parse_arch(cfg.reference))
     for arch, each in timings.items():
         ratio = pretended_latency(atb.parse_arch(arch)) / reference
         assert statistics.median(atb.ratios_of(each)) == pytest.approx(ratio)
     assert len(timings) == 41
-    assert latency.reference in (reference * 1.2, reference * 1.0, reference * 1.8)
+    assert lat.reference in (reference * 1.2, reference * 1.0, reference * 1.8)
 
 
 def test_finalists_keep_the_limit_that_is_printed(monkeypatch, capsys):
     rng = random.Random(0)
     load = lambda: rng.uniform(0.8, 1.25)  # noqa: E731
-    cfg, run, latency = measured(load, monkeypatch, winners=60, latency_archs=40)
+    cfg, run, lat = measured(load, monkeypatch, winners=60, latency_archs=40)
     limit = float(re.search(r"--speedup 8 is ([\d.]+) ms", capsys.readouterr().out)[1])
     archs = {str(atb.sample_arch(atb.search_space(cfg), rng)) for _ in range(60)}
     lines = [
         {"arch": arch, "round": 0, "score": 0.0, "diverged": False} for arch in sorted(archs)]
-    table = atb.confirm(lines, latency, cfg, run)
+    table = run.once("finalists.json", atb.confirm, lines, lat, cfg, run)
     finalists = table["searched"]
     assert table["random sample"] == finalists[:1]  # one measurement for one shape
     assert 0 < len(finalists) < len(lines)
-    assert limit == pytest.approx(latency.limit, rel=1e-3)
+    assert limit == pytest.approx(lat.limit, rel=1e-3)
     for line in finalists:
-        assert line["milliseconds"] <= line["limit_milliseconds"] == latency.limit
-        assert line["speedup"] == pytest.approx(latency.reference / line["milliseconds"])
-    assert atb.confirm(lines, latency, cfg, run) == table  # kept, though the load has changed
+        assert line["milliseconds"] <= line["limit_milliseconds"] == lat.limit
+        assert line["speedup"] == pytest.approx(lat.reference / line["milliseconds"])
 
 
 def test_a_doubtful_predictor_is_told(monkeypatch, capsys):
@@ -398,24 +401,24 @@ def exported(folder, model, words):
     tuned = isinstance(model, atb.TaskModel)
     task = "SQuAD1.1" if tuned and model.spans else "SST-2"
     arch = str(model.encoder.arch)
-    settings = replace(TINY, arch=arch, tasks=task, dropout=0.3)
+    settings = replace(TINY, arch=arch, dropout=0.3)
     kind = Command("autotinybert", "finetune" if tuned else "further_train")
-    keep_model(folder / "kept", kind, settings, words, model=model)
+    keep_model(folder / "kept", kind, settings, words, task=task if tuned else "", model=model)
     run_here(f"--export {folder}/exported --init {folder}/kept")
     return folder / "exported"
 
 
-def opened(folder, words):
-    """start_model of a folder."""
+def opened(folder):
+    """start_model of a folder, of 50 tokens."""
     source = atb.read_pretrained(folder, TINY, OWN)
-    return atb.start_model(source, "", atb.Data(ALONE.device, words), TINY, ALONE)
+    return atb.start_model(source, "", TINY)[0]
 
 
 def test_models_come_back_bit_for_bit_from_both_layouts(words):
     model = atb.extract(tiny_model(), atb.parse_arch("2-12-16-3-18"))
     exported(Path(), model, words)
     for folder in ("kept", "exported"):
-        again = opened(folder, words)
+        again = opened(folder)
         torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
     config = read_json("exported/config.json")
     assert config["hidden_dropout_prob"] == 0.3  # the training's, not the preset's
@@ -423,9 +426,8 @@ def test_models_come_back_bit_for_bit_from_both_layouts(words):
 
 def test_a_search_that_was_stopped_has_no_model_yet(words):
     model = tiny_model()
-    settings = replace(TINY, arch=TINY.largest)
     own = replace(OWN, action="superplm")
-    keep_model(Path("superplm"), own, settings, words, model=model)
+    keep_model(Path("superplm"), own, TINY, words, model=model)
     export = "--export exported --init ."
     with pytest.raises(atb.UserError, match="not finished .* --arch, or name .*superplm"):
         run_here(export)
@@ -477,7 +479,7 @@ def test_hugging_face_models_are_read(kind, width, tokens, words):
     with pytest.raises(atb.UserError, match="32 positions"):
         atb.load_teacher(replace(cfg, length=33), OWN, ALONE, words)
     if kind == "bert":
-        logits = opened(".", words).eval()(batch)
+        logits = opened(".").eval()(batch)
         close(logits, at_positions(expected.prediction_logits)[..., :50])
 
 
@@ -556,23 +558,31 @@ def test_the_history_has_the_result_of_each_candidate(whole):
         assert line.items() >= result.items()
 
 
-@pytest.mark.parametrize("phases", [
-    ("latency", "superplm"),
-    ("superplm", "latency"),
-])
-def test_phases_alone_are_the_whole_search(phases, flags, whole, monkeypatch, capsys):
-    """Each prints the command of the search. Latencies alone serve other settings too."""
-    other = "--steps 99 --tasks CoLA --population 9" if phases[0] == "latency" else ""
-    for phase in phases:
-        assert not call(f"autotinybert --{phase} {flags} {other} --out run", monkeypatch)
-        other = ""
-        command = next_command(capsys.readouterr().out)
-    with pytest.raises(atb.UserError, match="population .*; with --init run .* used again"):
-        run_here(f"--search {flags} --population 9 --out run")
-    assert not call(command, monkeypatch)
+def part(action, flags, without=()):
+    """The flags that an action reads."""
+    kept = []
+    for words in re.findall(r"--\w+(?: [^-]\S*)*", flags):
+        name = words.split()[0].removeprefix("--")
+        group = cli.group_of(atb.Config, name)
+        if group in atb.ACTIONS[action][2] and name not in without:
+            kept.append(words)
+    return " ".join(kept)
+
+
+def test_phases_alone_are_the_whole_search(flags, whole, monkeypatch, capsys):
+    """The SuperPLM of --superplm, and the latencies of --latency. Both print the next command."""
+    assert not call(f"autotinybert --latency {part('latency', flags)} --out timed", monkeypatch)
+    command = next_command(capsys.readouterr().out)
+    assert "--search --latencies timed" in command and "--latency_length 16" in command
+    assert read_json("timed/done.json") == read_json("timed/latency.json")
+    assert not call(f"autotinybert --superplm {part('superplm', flags)} --out super", monkeypatch)
+    command = next_command(capsys.readouterr().out)
+    assert "--search --init super" in command and "--length 24" in command
+    assert "--steps" not in command
+    assert not call(f"{command} {flags} --latencies timed --out run", monkeypatch)
+    assert not Path("run/superplm").exists()
     best, expected = [read_json(f"{run}/best.json") for run in ("run", whole)]
-    assert best["arch"] == expected["arch"]
-    assert best["scores"] == pytest.approx(expected["scores"])
+    assert best == expected
 
 
 def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monkeypatch, capsys):
@@ -582,7 +592,7 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monke
     more = f"--init {whole} --latency_limit {limit} --strategy fast"
     run_here(f"--search {flags} {more} --out run")
     printed = capsys.readouterr().out
-    assert f"{whole}: its 25 latencies are used again" in printed
+    assert f"{whole / 'latency.json'}: its 25 latencies are used" in printed
     assert f"limit of --latency_limit {limit:g} is" in printed
     assert "timed: encoder and pooler of this file, one sequence of 16 tokens, no pad" in printed
     assert not re.search("baseline.*MLM-saved", printed)
@@ -598,28 +608,39 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monke
     rule = atb.parse_arch(best["table"]["BERT's rule"]["arch"])
     assert (rule.qkv, rule.ffn) == (rule.hidden, 4 * rule.hidden)
     assert "--export" in next_command(printed)
-    with pytest.raises(atb.UserError, match=f"--init {whole}/superplm and a new --out"):
-        run_here(f"--search {flags} --latency_limit {2 * limit} --out run")
+
+
+def test_latencies_of_another_machine_are_not_used(flags, whole, monkeypatch, capsys):
+    """Those of --init's run are measured again. Those of --latencies are an error."""
     monkeypatch.setattr(atb, "processor", lambda: "abacus")
-    run_here(f"--latency {flags} {more} --out other")
-    assert "used again" not in capsys.readouterr().out
+    with pytest.raises(atb.UserError, match="another processor .*abacus here.* leave --latencies"):
+        run_here(f"--search {flags} --latencies {whole} --out run")
+    with pytest.raises(atb.UserError, match="finds nothing that is that fast"):
+        run_here(f"--search {flags} --init {whole} --speedup 1000 --out run")
+    assert "another processor" in capsys.readouterr().out
+    assert read_json("run/latency.json")["machine"]["processor"] == "abacus"
+    with pytest.raises(atb.UserError, match="none/latency.json: no such file"):
+        run_here(f"--search {flags} --latencies none --out other")
 
 
 @pytest.mark.parametrize("kind", ["SuperPLM", "fixed model"])
 def test_a_search_uses_the_superplm_that_was_trained_from_init(
         kind, ready, flags, whole, monkeypatch, capsys):
-    """Not --init's own weights, which the same flags name."""
+    """Not --init's own weights. A SuperPLM keeps its search space."""
     init = whole / "superplm" if kind == "SuperPLM" else ready["autotinybert"]
+    flags = part("search", flags, without=("largest", "smallest"))
     shapes = "--largest 1-16-16-2-16 --smallest 1-8-8-1-8" if kind == "fixed model" else ""
     assert not call(
-        f"autotinybert --superplm {flags} {shapes} --init {init} --out run", monkeypatch)
+        f"autotinybert --superplm {part('superplm', flags)} {shapes} --init {init} --out super",
+        monkeypatch)
+    assert read_json("super/done.json")["arch"] == ("1-16-16-2-16" if shapes else "2-24-40-4-24")
     command = next_command(capsys.readouterr().out)
     searched = []
     evolve = atb.evolve
     monkeypatch.setattr(
         atb, "evolve", lambda model, *rest: searched.append(model) or evolve(model, *rest))
-    assert not call(command, monkeypatch)
-    expected = atb.load_file("run/superplm/checkpoint.pt")["owned"]["model"]
+    assert not call(f"{command} {flags} --out run", monkeypatch)
+    expected = load_file("super/checkpoint.pt")["owned"]["model"]
     torch.testing.assert_close(searched[0].state_dict(), expected, rtol=0, atol=0)
 
 
@@ -631,15 +652,17 @@ def test_a_part_of_a_fixed_model_is_told(words):
 
 
 def test_a_search_in_which_all_diverge_names_a_way_that_keeps_the_superplm(flags):
-    """--restart would delete it."""
-    with pytest.raises(atb.UserError, match="all candidates diverged.*--init run and a new --out"):
+    words = "all candidates diverged.*--init run/superplm and a new --out"
+    with pytest.raises(atb.UserError, match=words):
         run_here(f"--search {flags} --finetune_lr 1e30 --out run")
 
 
 def test_winners_that_all_diverged_are_told():
     result = {"score": -1.0, "scores": {}, "diverged": True}
     with pytest.raises(atb.UserError, match="all winners diverged; lower --lr"):
-        atb.choose_best({"searched": [{"arch": "1-8-8-1-8"}]}, {"1-8-8-1-8": result}, None, TINY)
+        run = types.SimpleNamespace(folder=Path("run"))
+        atb.choose_best(
+            {"searched": [{"arch": "1-8-8-1-8"}]}, {"1-8-8-1-8": result}, None, TINY, run)
 
 
 def test_a_missing_architecture_file_says_what_to_give():
@@ -671,8 +694,9 @@ def test_the_table_says_of_how_many_shapes_a_row_is_the_best_and_which_kind_has_
     assert random.split()[1] == "1-32-32-1-48"
 
 
-def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags):
-    """In a space where only a few of the smallest architectures meet it."""
+def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags, monkeypatch):
+    """In a space where only a few of the smallest architectures meet it. The latencies serve
+    another search."""
     flags = flags.replace("--speedup 2", "--largest 8-256-512-12-384")
     for strategy in ("evolution", "random", "fast"):
         out = Path(strategy)
@@ -681,42 +705,41 @@ def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags):
             run_here(f"--search {more} --speedup 24 --out {out}")
         assert not (out / "superplm").exists()
     for action in ("--search", "--finetune SST-2"):
-        with pytest.raises(atb.UserError, match="no model yet; first go on with --search --out"):
-            run_here(f"{action} {more} --init {out} --out other")
-    works = float(re.search(r"--latency_limit ([\d.]+) instead", str(error.value))[1])
-    latencies = (out / "latency.json").read_text()
-    for limit in (works, 2 * works, works):  # another limit loses only latencies
-        run_here(f"--latency {more} --latency_limit {limit} --out {out}")
-        record = read_json(out / "config.json")
-        assert record["asked"]["latency_limit"] == record["settings"]["latency_limit"] == limit
-        assert record["asked"]["speedup"] == record["settings"]["speedup"] == 7.2
-    assert (out / "latency.json").read_text() == latencies
+        with pytest.raises(atb.UserError, match="no model yet; first run its command again"):
+            run_here(f"{action} --init {out} --out other")
+    works = re.search(r"--latency_limit ([\d.]+) instead", str(error.value))[1]
+    monkeypatch.setattr(atb, "open_superplm", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_here(f"--search {more} --latency_limit {works} --latencies {out} --out other")
 
 
-def test_latencies_of_another_processor_are_named(monkeypatch):
-    monkeypatch.setattr(atb, "time_model", pretended_latency)
-    path = Path("latency.json")
-    cfg = replace(TINY, latency_archs=6)
-    atb.measure_latencies(cfg, path)
+def test_latencies_of_two_processors_are_named(monkeypatch):
+    """A run that goes on on another machine keeps its latencies."""
+    cfg, run, _ = measured(lambda: 1.0, monkeypatch, latency_archs=20)
+    first = read_json("run/latency.json")["machine"]["processor"]
+    for path in ("run/latency.json", "run/latencies/4-2.json"):
+        Path(path).unlink()
     monkeypatch.setattr(atb, "processor", lambda: "abacus")
-    with pytest.warns(UserWarning, match="abacus"):
-        atb.measure_latencies(cfg, path)
+    latencies = atb.open_latencies(cfg, run)
+    assert {*latencies["machine"]["processor"].split(" and ")} == {first, "abacus"}
+    with pytest.warns(UserWarning, match="the winners are measured on abacus"):
+        atb.learn_latency(latencies, cfg, ALONE)
 
 
 def test_zero_steps_are_the_papers_passes_over_the_corpus():
     """Sec. 4.1: 5, and 10 from scratch."""
     text = types.SimpleNamespace(slots=lambda length: 16 * length)  # 26 steps a pass
-    data = types.SimpleNamespace(train=text, tokenizer=FakeTokenizer)
+    data = Data(ALONE.device, FakeTokenizer, text)
     scratch = replace(TINY, arch="1-8-8-1-8")
-    assert atb.resolve_data(TINY, data).steps == 130
-    assert atb.resolve_data(TINY, data).further_steps == 130
-    assert atb.resolve_data(scratch, data).further_steps == 260
+    assert atb.complete(TINY, data).steps == 130
+    assert atb.complete(TINY, data).further_steps == 130
+    assert atb.complete(scratch, data).further_steps == 260
 
 
 def test_a_fine_tuning_scores_tasks_and_masked_words(ready, flags, whole):
     """For a part of a finished search's SuperPLM."""
-    run_here(f"--finetune SST-2,MLM-saved {flags} --glue {ready['glue']} --init {whole} "
-             "--arch 1-8-8-1-6 --out run")
+    run_here(f"--finetune SST-2,MLM-saved {part('finetune', flags)} --glue {ready['glue']} "
+             f"--init {whole} --arch 1-8-8-1-6 --out run")
     result = read_json("run/done.json")
     mlm = result["mlm"]
     assert mlm["main"] == pytest.approx(1 - mlm["loss"] / math.log(300))
