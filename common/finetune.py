@@ -335,11 +335,12 @@ def open_file(command, cfg, tokenizer, recipes, kinds=None):
 
 def answer_path(command, cfg):
     """The path for the predictions of --predict: --out, or MODEL-predictions/FILE next to the
-    model."""
+    model. Those of --evaluate are in MODEL-evaluation/."""
     model = Path(cfg.init)
     if model.name in ("", ".."):  # such as "."
         model = model.resolve()
-    folder = model.with_name(f"{model.name}-predictions") / Path(command.value).stem
+    kind = "evaluation" if command.action == "evaluate" else "predictions"
+    folder = model.with_name(f"{model.name}-{kind}") / Path(command.value).stem
     return Path(cfg.out) if "out" in command.given else folder
 
 
@@ -377,8 +378,8 @@ def check_answers(command, cfg, endings=ENDINGS):
                         f"{origin['model']}; choose another --out")
     for name, content in hashes(path).items():
         if record.get("files", {}).get(name) != content:
-            raise UserError(f"{path / name}: --predict has not written this file; choose another "
-                            "--out")
+            raise UserError(f"{path / name}: --{command.action} has not written this file; choose "
+                            "another --out")
 
 
 def keep_answers(command, cfg, write, endings=ENDINGS):

@@ -518,7 +518,7 @@ class Loop:
         self.speed = means.get(f"{self.unit}_per_second")
         if self.run:
             self.run.log(self.name, done, dev=dev, **values, **means)
-        shown = {"loss": means.get("loss"), **(dev or {}), "per_s": self.speed}
+        shown = {**(dev or {}), "loss": means.get("loss"), "per_s": self.speed}
         shown = {name: value for name, value in shown.items() if isinstance(value, (int, float))}
         self.bar.set_postfix(shown, refresh=False)
 

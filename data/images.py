@@ -196,6 +196,7 @@ class Pictures:
         self.spec = spec
         self.classes = spec["classes"]
         self.settings = {"classes": len(self.classes)}  # settings that follow from the data
+        self.files = {}  # {data flag: paths}
 
     def pixels(self, images):
         """The pixels of images (B, 3, H, H) uint8, not augmented, on the device."""

@@ -217,6 +217,7 @@ class Translations:
         self.longest = length - 1
         self.predictions_file = f"translations.{languages[1]}"
         self.settings = {"vocab_size": tokenizer.vocab_size}  # settings that follow from the data
+        self.files = {}  # {data flag: paths}
 
     def example_batches(self, lines):
         """(numbers of the lines, batch) for each batch of lines of this process. A batch has lines

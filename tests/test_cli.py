@@ -67,7 +67,7 @@ def test_the_help_of_mformer_has_what_a_run_of_each_task_takes(capsys):
     for task in ("cifar10", "wmt14"):
         flags = ["--train", "--task", task]
         _, taken[task] = cli.parse(
-            module.Config, module.presets_of(flags), module.ACTIONS, "a test", flags)
+            module.Config, module.presets_of(flags), module.actions_of(task), "a test", flags)
     with pytest.raises(SystemExit):
         module.main(["--help"])
     printed = " ".join(capsys.readouterr().out.split())

@@ -222,7 +222,7 @@ PAPER = [  # the published settings, and {step: the learning rate}
 
 @pytest.mark.parametrize("file, settings, rates", PAPER)
 def test_learning_rates_are_the_papers(file, settings, rates):
-    settings = {name: value for name, value in settings.items() if name not in file.ACTIONS}
+    settings = {name: value for name, value in settings.items() if not isinstance(value, dict)}
     cfg = file.Config(**settings)
     for step, rate in rates.items():
         assert file.learning_rate(step, cfg) == pytest.approx(rate, rel=1e-4, abs=1e-9)

@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,10 +14,11 @@ import torch
 from small_runs import ALONE, SEARCHES, TRAINED, next_command, write
 
 import mformer as mf
+from common.cli import Command, Stop, UserError
 from common.files import load_file, read_json, read_jsonl
-from common.cli import UserError
+from common.run import Loop, Run
 from data import images as image_data
-from data.translation import TrainingTranslations, open_vocabulary
+from data.translation import TrainingTranslations, cached_pairs
 from tests.claims import mformer as claims
 
 IMAGES = mf.Config(
@@ -427,7 +428,7 @@ def test_a_search_returns_nothing_slower_than_the_limit_or_worse_than_its_sample
     latencies = sorted(line["scores"]["latency"] for line in history)
     limit = latencies[fast - 1]
     cfg = replace(cfg, latency_limit=limit)
-    ranked, _ = mf.rank_and_evolve(space, history, cfg)
+    ranked = [mf.parse_arch(text, cfg) for text in mf.rank_nas(space, history, cfg)["ranked"]]
     best = mf.winner([*history, *map(history_line, ranked)], limit)
     assert best["scores"]["latency"] <= limit
     assert best["score"] >= mf.winner(history, limit)["score"]
@@ -552,9 +553,9 @@ def test_held_out_losses_are_not_smoothed():
     model = torch.nn.Module()
     model.forward = lambda batch, arch: logits[batch["rows"]]
     expected = torch.nn.functional.cross_entropy(logits, labels).item()
-    assert mf.evaluate_network(model, data, IMAGES)["loss"] == pytest.approx(expected)
+    assert mf.evaluate_network(model, data, IMAGES, ALONE)["loss"] == pytest.approx(expected)
     logits[0] = math.nan
-    assert mf.evaluate_network(model, data, IMAGES)["loss"] == mf.WORST
+    assert mf.evaluate_network(model, data, IMAGES, ALONE)["loss"] == mf.WORST
 
 
 @pytest.mark.parametrize("task, batch", [("cifar10", 64), ("wmt14", 4400)])
@@ -565,9 +566,9 @@ def test_batches_of_section_6(task, batch):
 
 def test_held_out_pairs_are_not_trained_on(ready):
     prefix = f"{ready['pairs']}/train"  # of 40 pairs
-    tokenizer = open_vocabulary(ALONE, Path(), "", prefix, TEXT.languages, vocab_size=120)
+    folder = cached_pairs(Path(), prefix, "", TEXT.languages, "", vocab_size=120, longest=199)
     data = TrainingTranslations(
-        ALONE, tokenizer, TEXT.languages, 200, Path(), prefix, "", size=TEXT.batch, held_out=20,
+        ALONE, folder, TEXT.languages, 200, prefix, size=TEXT.batch, held_out=20,
         train_examples=0, seed=0)
     assert sorted([*data.examples, *data.held]) == [*range(40)]
     batch = data.pairs(data.text, [0])
@@ -600,7 +601,7 @@ def test_a_search_a_training_and_an_evaluation(ready, works, monkeypatch, capsys
     best = read_json("search/best.json")
     settings = read_json("train/config.json")["settings"]
     cfg = mf.Config(init="search")  # brings its winner too
-    action = mf.cli.Command("mformer", "train")
+    action = Command("mformer", "train")
     begun = mf.resolve(cfg, action, ALONE, mf.load_pretrained(cfg, action))
     assert settings["arch"] == begun.arch == best["arch"]
     assert len(set(trained[:6])) > 3  # each step trains another sub-net
@@ -610,7 +611,7 @@ def test_a_search_a_training_and_an_evaluation(ready, works, monkeypatch, capsys
         int(ours) == label
         for ours, label in zip(classes, labels.tolist(), strict=True)
     ]
-    accuracy = read_json("evaluate/done.json")["accuracy"]
+    accuracy = read_json("evaluate/scores.json")["accuracy"]
     assert accuracy == pytest.approx(statistics.fmean(right))
 
 
@@ -631,21 +632,20 @@ def test_a_translator_is_trained_on_scored_and_answers(ready, works):
 
 
 @pytest.mark.parametrize("settings, words", [
-    (dict(task="cifar10", cifar10="a"), ["--evaluate"]),
-    (dict(task="cifar10", images="a"), ["--predict", Path("a/train.npz")]),
+    (dict(cifar10="a"), ["--evaluate"]),
+    (dict(images="a"), ["--predict", Path("a/train.npz")]),
     (dict(task="wmt14", train_text="a/t", test_text="a/e"), ["--evaluate"]),
     (dict(task="wmt14", train_text="a/t"), ["--predict", "a/t.en"]),
     (dict(task="wmt14", train_text="a/t", valid_text="a/v"), ["--predict", "a/v.en"]),
 ])
 def test_the_command_after_a_training_reads_what_there_is(settings, words):
-    settings = asdict(mf.Config(**settings))
-    assert mf.next_action(SimpleNamespace(record={"settings": settings})) == words
+    assert mf.next_action(mf.Config(**settings)) == words
 
 
 @pytest.mark.parametrize("settings, name", [
     (dict(), "cifar10"), (dict(images="a"), "images"), (dict(task="wmt14"), "wmt14")])
 def test_the_run_folder_is_named_by_the_data(settings, name):
-    cfg = mf.resolve(mf.Config(**settings), mf.cli.Command("mformer", "search"), ALONE, None)
+    cfg = mf.resolve(mf.Config(**settings), Command("mformer", "search"), ALONE, None)
     assert cfg.out == f"runs/mformer-search-{name}-base"
 
 
@@ -678,7 +678,7 @@ def test_images_of_ones_own(works):
             "mformer --predict two/test.npz --init b --device cpu --out answers"):
         works(command)
     predicted = Path("a/run-predictions/test/classes.txt").read_text(encoding="utf-8")
-    assert predicted == Path("a/run-evaluation/classes.txt").read_text(encoding="utf-8")
+    assert predicted == Path("a/run-evaluation/one/classes.txt").read_text(encoding="utf-8")
     assert {*predicted.split()} <= {"cat", "dog", "öwl"} and len(predicted.split()) == 12
     settings = read_json("a/run/config.json")["settings"]
     assert (settings["image"], settings["classes"]) == (24, 3)
@@ -719,9 +719,9 @@ def test_at_most_a_tenth_of_own_data_is_held_out(data, examples, flags, held_out
     paths = dict.fromkeys(data, "." if own else "train")
     cfg = mf.Config(task="cifar10" if own else "wmt14", patch=2, **paths, **{
         "held_out": 250, **flags})
-    inputs = mf.find_data(cfg, mf.cli.Command("mformer", "search", given={*flags}), ALONE)
+    settings = mf.fit_to_data(cfg, Command("mformer", "search", given={*flags}))
     capped = held_out and 250 if "valid_text" in data else held_out
-    assert inputs.flags.get("held_out") == capped
+    assert settings.get("held_out") == capped
 
 
 @pytest.mark.parametrize("losses, final, words", [
@@ -733,16 +733,16 @@ def test_the_step_of_the_lowest_held_out_loss_is_reported_and_logged(
     """After a stop and a second command too. The last checkpoint is not called the best."""
     evaluations = iter([*losses, final])
     monkeypatch.setattr(mf, "evaluate_network", lambda *_: {"loss": next(evaluations)})
-    save = mf.Checkpoint.save
+    save = Loop._save
 
-    def save_and_stop(checkpoint, **values):
-        save(checkpoint, **values)
-        if values.get("step") == 30:
-            raise mf.Stop
+    def save_and_stop(loop, step, names):
+        save(loop, step, names)
+        if step == 30:
+            raise Stop
 
     command = f"{TRAINED['mformer']} --steps 40 --save_every 10 --out run"
     with monkeypatch.context() as patch:
-        patch.setattr(mf.Checkpoint, "save", save_and_stop)
+        patch.setattr(Loop, "_save", save_and_stop)
         with pytest.raises(AssertionError):  # status 143
             works(command)
     works(command)
@@ -758,45 +758,51 @@ def test_the_step_of_the_lowest_held_out_loss_is_reported_and_logged(
 
 def test_a_training_ends_with_the_average_of_the_last_saves(works, monkeypatch):
     monkeypatch.setattr(mf, "AVERAGED", 2)
-    saved = []
-    monkeypatch.setattr(
-        mf.Checkpoint, "save",
-        lambda self, **_: saved.append(copy.deepcopy(self.owned["model"].state_dict())))
+    weights = []
+    train_step = mf.train_step
+
+    def step_and_keep(number, model, *others):
+        numbers = train_step(number, model, *others)
+        weights.append(copy.deepcopy(model.state_dict()))
+        return numbers
+
+    monkeypatch.setattr(mf, "train_step", step_and_keep)
     works(f"{TRAINED['mformer']} --steps 7 --save_every 2 --out run")
-    *_, fifth, seventh, final = saved
-    for name, value in final.items():
-        close(value, (fifth[name] + seventh[name]) / 2)
+    for name, value in weights_of("run").items():
+        close(value, (weights[4][name] + weights[6][name]) / 2)
+    assert read_json("run/done.json")["held_out_loss"] > 0
 
 
 def test_finalists_keep_the_latency_limit_also_after_a_kill(monkeypatch):
-    """The 30 best-ranked architectures are slower than the limit."""
+    """The 30 best-ranked architectures are slower than the limit. No more are measured than are
+    missing, and none twice."""
     archs = draw(mf.space_of(mf.Config()), 60)
     latencies = [2.0] * 30 + [1.0, 2.0] * 15
+    measured = []
+
+    def latency(arch, cfg, device):
+        number = archs.index(arch)
+        measured.append(number)
+        if len(measured) in (1, 7, 33):
+            raise RuntimeError("killed")
+        return latencies[number]
+
     monkeypatch.setattr(
         mf, "evaluate_network",
-        lambda supernet, data, cfg, arch: {"loss": archs.index(arch)})
-    monkeypatch.setattr(
-        mf, "measure_latency",
-        lambda arch, cfg, device: latencies[archs.index(arch)])
-    path = Path("history.jsonl")
-    whole = ""
-    for size in (0, 2000, 5000):  # bytes that a kill may leave
-        path.write_text(whole[:size])
-        run = SimpleNamespace(folder=Path(), ranks=ALONE)
-        lines = mf.measure_archs(
-            archs,
-            "finalist",
-            None,
-            None,
-            IMAGES,
-            run,
-            limit=1.5,
-            enough=5)
-        losses = {line["scores"]["loss"] for line in lines}
-        assert losses == {None, 30, 32, 34, 36, 38}
-        assert [line["arch"] for line in lines] == [*map(mf.arch_text, archs[:39])]
-        assert read_jsonl(path) == lines
-        whole = path.read_text()
+        lambda supernet, data, cfg, ranks, arch: {"loss": archs.index(arch)})
+    monkeypatch.setattr(mf, "measure_latency", latency)
+    cfg = replace(IMAGES, out="run")
+    run = Run(cfg, Command("mformer", "search"), ALONE, SimpleNamespace(files={}))
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="killed"):
+            mf.measure_archs(archs, "finalist", None, None, cfg, run, limit=1.5, enough=5)
+    lines = mf.measure_archs(archs, "finalist", None, None, cfg, run, limit=1.5, enough=5)
+    assert {line["scores"]["loss"] for line in lines} == {None, 30, 32, 34, 36, 38}
+    assert [line["arch"] for line in lines] == [*map(mf.arch_text, archs[:39])]
+    assert sorted(set(measured)) == [*range(39)] and len(measured) == 39 + 3
+    history = mf.write_history(run, lines)
+    assert read_jsonl("run/history.jsonl") == history
+    assert [line["id"] for line in history] == [*range(39)]
 
 
 @pytest.mark.parametrize("text, message", [

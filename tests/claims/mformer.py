@@ -7,23 +7,31 @@ import torch
 
 import mformer as mf
 from tests.claims.pictures import dots, lines
-from tests.claims.study import Claim, counted, in_turns, main, read, run_all, run_name, study
+from tests.claims.study import (
+    Claim, counted, in_turns, main, read, read_by, run_all, run_name, study)
 
 PROGRAM = "mformer.py"
 
 
-def train_and_score(options, flags, archs, metric):
+def command(action, task, *flags):
+    """The command of an action, with the flags that it reads."""
+    groups = mf.actions_of(task)[action][2]
+    return [PROGRAM, f"--{action}", *read_by(mf.Config, groups, ["--task", task, *flags])]
+
+
+def train_and_score(options, task, flags, archs, metric):
     """{arm: [test score of each seed]} of {arm: architecture}, trained from scratch."""
     training = {
-        run_name(arm, seed): [PROGRAM, "--train", *flags, "--arch", arch, *options.flags,
-                              "--seed", seed]
+        run_name(arm, seed): command(
+            "train", task, *flags, "--arch", arch, *options.flags, "--seed", seed)
         for arm, arch in archs.items() for seed in range(options.seeds)
     }
     scoring = {
-        f"{name}-score": [PROGRAM, "--evaluate", *flags, "--init", folder, *options.flags]
+        f"{name}-score": command("evaluate", task, *flags, "--init", folder, *options.flags)
         for name, folder in run_all(options, training).items()
     }
-    scores = [read(folder / "done.json")[metric] for folder in run_all(options, scoring).values()]
+    folders = run_all(options, scoring, "scores.json").values()
+    scores = [read(folder / "scores.json")[metric] for folder in folders]
     return {arm: scores[row * options.seeds:(row + 1) * options.seeds]
             for row, arm in enumerate(archs)}
 
@@ -59,8 +67,8 @@ def found_networks(options, flags, data):
     """{arm: architecture}: the result of a search of each space under one limit, and the best
     random sample of the mixed space."""
     commands = {
-        space: [PROGRAM, "--search", *flags, *SPACE, "--space", space, "--samples", 100,
-                "--held_out", 250, "--seed", 0, *options.flags]
+        space: command("search", "cifar10", *flags, *SPACE, "--space", space, "--samples", 100,
+                       "--held_out", 250, "--seed", 0, *options.flags)
         for space in ("mixed", "softmax", "linear")
     }
     names = {run_name(data, "search", space): words for space, words in commands.items()}
@@ -94,12 +102,12 @@ def mixture(options):
     for data, source in sources.items():
         flags = [*MIXTURE, *source]
         archs = found_networks(options, flags, data)
-        values.update(train_and_score(options, flags, archs, "accuracy"))
+        values.update(train_and_score(options, "cifar10", flags, archs, "accuracy"))
         networks.update(archs)
     return {"values": values, "networks": networks}
 
 
-SENTENCES = ["--task", "wmt14", "--preset", "small", "--steps", 1500]
+SENTENCES = ["--preset", "small", "--steps", 1500]
 TRANSLATOR = (
     "layers=3 hidden=64 ffn=128,128,128 heads=4,4,4 types={} decoder_layers=2 decoder_hidden=64 "
     "decoder_ffn=128,128 decoder_heads=4,4 decoder_types=softmax,softmax cross_heads=4,4 "
@@ -123,7 +131,7 @@ def translation(options):
         "linear encoder": "linear,linear,linear",
     }
     archs = {arm: TRANSLATOR.format(each) for arm, each in types.items()}
-    values = train_and_score(options, SENTENCES, archs, "bleu")
+    values = train_and_score(options, "wmt14", SENTENCES, archs, "bleu")
     values["half of softmax"] = [bleu / 2 for bleu in values["softmax"]]
     return {"values": values}
 

@@ -33,6 +33,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 import torch
 
+from common.cli import group_of
 from common.run import processor
 
 HERE = Path(__file__).resolve().parent
@@ -152,6 +153,17 @@ def read(path):
 def run_name(*parts):
     """The name of a run folder: words and numbers joined by dashes."""
     return "-".join(re.findall(r"[\w.=]+", " ".join(map(str, parts))))
+
+
+def read_by(config_class, groups, flags):
+    """The words of `flags` whose settings are in these groups, which an action reads whole."""
+    words = []
+    for word in map(str, flags):
+        if word.startswith("--"):
+            read = group_of(config_class, word[2:]) in groups
+        if read:
+            words.append(word)
+    return words
 
 
 def run_all(options, commands, done="done.json"):
