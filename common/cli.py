@@ -202,7 +202,7 @@ def settings_of(folder):
     try:
         record = json.loads(Path(folder or "", "config.json").read_text(encoding="utf-8"))
         return dict(record.get("settings", {}))
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return {}
 
 

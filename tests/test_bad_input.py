@@ -56,9 +56,10 @@ def broken(here, ready):
 
 
 def flipped(content):
-    """A bit flips."""
+    """Some bits flip, also outside the padding between tensors."""
     changed = bytearray(content)
-    changed[len(content) // 2] ^= 4
+    for part in range(1, 8):
+        changed[len(content) * part // 8] ^= 4
     return bytes(changed)
 
 
