@@ -139,10 +139,10 @@ LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
     "base": dict(),
     "large": LARGE,
-    # D12*: xlarge has H / 64 = 32 heads (Sec. 3.1). The released one has 16
+    # D12* (conflict): xlarge has H / 64 = 32 heads (Sec. 3.1). The released one has 16
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),
-    # D17: xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote 5):
-    # train with --layers 6, then --init that run with --layers 12
+    # D17 (ours): xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote
+    # 5): train with --layers 6, then --init that run with --layers 12
     "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384),
     "bert-base": dict(embedding=0, share="none"),
     "bert-large": dict(LARGE, embedding=0, share="none"),
@@ -206,8 +206,8 @@ class Attention(nn.Module):
         self.value = nn.Linear(cfg.hidden, cfg.hidden)
         self.output = nn.Linear(cfg.hidden, cfg.hidden)
         self.norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
-        # D15*: one dropout rate for attention and hidden states, as in the released configurations.
-        # The official code has two settings
+        # D15* (silent): one dropout rate for attention and hidden states, as in the released
+        # configurations. The official code has two settings
         self.dropout = nn.Dropout(cfg.dropout)
 
     def split_heads(self, x):
@@ -263,14 +263,14 @@ class Encoder(nn.Module):
         self.depth = cfg.layers
         self.recompute = cfg.recompute
         self.token_embedding = nn.Embedding(cfg.vocab_size, E)  # V x E, Sec. 3.1
-        # D31: positions and token types are embedded in E dimensions, as in the official code. The
-        # 60M, 225M and 499M parameters of Tables 1 and 12 imply H dimensions
+        # D31 (conflict): positions and token types are embedded in E dimensions, as in the official
+        # code. The 60M, 225M and 499M parameters of Tables 1 and 12 imply H dimensions
         self.position_embedding = nn.Embedding(cfg.positions, E)
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # D9: there is no mapping E x H (Sec. 3.1) if E = H. This matches Table 3's 31M and the
-        # official code. Hugging Face folders have one
+        # D9 (conflict): there is no mapping E x H (Sec. 3.1) if E = H. This matches Table 3's 31M
+        # and the official code. Hugging Face folders have one
         mapped = cfg.mapped or E != cfg.hidden
         self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
@@ -405,7 +405,8 @@ class SpanModel(nn.Module):
     def __init__(self, cfg):
         super().__init__()
         self.encoder = Encoder(cfg)
-        # D13: no dropout before SQuAD v1.1's head, as in the official code. Table 14 gives it 0.1
+        # D13 (conflict): no dropout before SQuAD v1.1's head, as in the official code. Table 14
+        # gives it 0.1
         self.span = nn.Linear(cfg.hidden, 2)
         init_weights(cfg.init_std, self.span)
 
@@ -543,9 +544,9 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     a = segments.segment_a, segments.length_a
     b = segments.segment_b, segments.length_b
     original = *a, *b
-    # D1*: a text without a sentence boundary is one segment and has no label. The order loss is a
-    # mean over all sequences, so that it counts less. The official code pairs such a text with
-    # another document and calls that "swapped"
+    # D1* (conflict): a text without a sentence boundary is one segment and has no label. The order
+    # loss is a mean over all sequences, so that it counts less. The official code pairs such a text
+    # with another document and calls that "swapped"
     labelled = segments.length_b > 0  # (B,)
     if objective == "sop":  # 0: in their order, 1: swapped
         changed = *b, *a
@@ -564,7 +565,7 @@ def sentence_pairs(segments, tokenizer, objective, generator):
 
 
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
-# D3*: 15% of the tokens are predicted, 77 of 512. The official code has at most 20
+# D3* (silent): 15% of the tokens are predicted, 77 of 512. The official code has at most 20
 MASKED = 0.15
 
 
@@ -602,8 +603,8 @@ def spend_budget(budget, starts, sizes, ends):
     for start, size in zip(starts, sizes):
         stop = start
         for _ in range(size):
-            # D2*: n-grams stay inside a segment, since a special token is not a word. In the
-            # official code they cross [SEP]
+            # D2* (silent): n-grams stay inside a segment, since a special token is not a word. In
+            # the official code they cross [SEP]
             end = ends[stop] if stop < len(ends) else -1
             if end < 0 or end - start > budget:
                 break
@@ -657,8 +658,8 @@ def mask_tokens(ids, tokenizer, generator):
     M = masked_count(ids.shape[1])
     budget = MASKED * (ids != tokenizer.pad_id).sum(1)  # (B,)
     budget = budget.round().long().clamp(1, M)
-    # D14*: masks are drawn again in each pass. The official data hold 40 copies of each text with
-    # fixed masks
+    # D14* (silent): masks are drawn again in each pass. The official data hold 40 copies of each
+    # text with fixed masks
     chosen = pick_ngrams(ids, tokenizer, budget, generator)
     # chosen tokens first, from left to right
     masked_positions = chosen.int().argsort(dim=1, descending=True, stable=True)
@@ -724,7 +725,8 @@ class Lamb(torch.optim.Optimizer):
         if not state:
             state["m"] = torch.zeros_like(w)
             state["v"] = torch.zeros_like(w)
-        # D18: LAMB has no bias correction of m and v, as in the official code. You et al. have it
+        # D18 (conflict): LAMB has no bias correction of m and v, as in the official code. You et
+        # al. have it
         state["m"].lerp_(w.grad, 1 - self.B1)
         state["v"].mul_(self.B2)
         state["v"].addcmul_(w.grad, w.grad, value=1 - self.B2)
@@ -751,8 +753,8 @@ def schedule(step, steps, warmup):
 
 def learning_rate(step, cfg):
     """The learning rate of a step of pre-training (Sec. 4.1)."""
-    # D19: the learning rate is scaled with the square root of the batch size (You et al.). The
-    # paper has only batches of 4,096
+    # D19 (silent): the learning rate is scaled with the square root of the batch size (You et al.).
+    # The paper has only batches of 4,096
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)
     return peak * schedule(step, cfg.steps, cfg.warmup)
 
@@ -763,11 +765,11 @@ SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 def cut_segments(corpus, cfg, objective, number, size):
     """The text of `size` examples of the endless stream, from example `number`, as
     data.corpus.Segments."""
-    # D11*: segments are adjacent whole sentences, so that the cut cannot reveal the order. Two that
-    # do not fit have no label. The official code removes tokens at random ends
-    # D21*: a short sequence keeps two sentences, which may exceed the drawn length
-    # D25*: NSP's other segment has about the size of the segment that it replaces, so that the size
-    # does not reveal the label. The official code fills the sequence up
+    # D11* (silent): segments are adjacent whole sentences, so that the cut cannot reveal the order.
+    # Two that do not fit have no label. The official code removes tokens at random ends
+    # D21* (silent): a short sequence keeps two sentences, which may exceed the drawn length
+    # D25* (silent): NSP's other segment has about the size of the segment that it replaces, so that
+    # the size does not reveal the label. The official code fills the sequence up
     return corpus.sentence_runs(number, size, cfg.length - 3, cfg.seed, SHORT,
                                 others=objective == "nsp")
 
@@ -801,8 +803,8 @@ def training_batches(data, cfg, ranks, begin):
     for step in range(begin, cfg.steps):
         first = step * cfg.batch
         segments = cut_segments(data.train, cfg, cfg.objective, first, cfg.batch)
-        # D27: the sequences of a step are sorted by length into its micro-batches, so that few are
-        # padded
+        # D27 (silent): the sequences of a step are sorted by length into its micro-batches, so that
+        # few are padded
         lengths = segments.length_a + segments.length_b
         micro_batches = lengths.argsort(stable=True).split(size)
         batches = []
@@ -844,8 +846,8 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
             loss = summed_losses(network, batch, cfg) / totals
             loss.sum().backward()
         losses += loss.detach()
-    # D6*: the mean gradient of the batch is clipped once. The official code clips the gradient of
-    # each replica and adds them
+    # D6* (silent): the mean gradient of the batch is clipped once. The official code clips the
+    # gradient of each replica and adds them
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
@@ -893,10 +895,10 @@ def evaluate_language_model(model, data, cfg, ranks):
     """The intrinsic tasks of Table 5: {"mlm_loss" in nats, "mlm_accuracy", "mlm_labels" (their
     number), and accuracy and labels of "nsp" and "sop"}. An accuracy without labels is None. One
     two-way head serves both NSP and SOP."""
-    # D4: pre-training is evaluated on held-out documents. The paper has dev text of SQuAD and RACE
-    # (Sec. 4.2.1)
-    # D5: masked words are scored on pairs in their order, on the same tokens for every objective.
-    # With the objective none the order head is not trained
+    # D4 (ours): pre-training is evaluated on held-out documents. The paper has dev text of SQuAD
+    # and RACE (Sec. 4.2.1)
+    # D5 (silent): masked words are scored on pairs in their order, on the same tokens for every
+    # objective. With the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
     first = ranks.rank * EVALUATION_BATCH
@@ -929,8 +931,8 @@ def evaluate_language_model(model, data, cfg, ranks):
 
 # Fine-tuning (App. A.4)
 
-# D20: a task has one run, unless --runs asks for more. The paper reports the median of five (Sec.
-# 4.9, and Sec. 4.2.2 for tasks with a large variance)
+# D20 (ours): a task has one run, unless --runs asks for more. The paper reports the median of five
+# (Sec. 4.9, and Sec. 4.2.2 for tasks with a large variance)
 TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input, main metric
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
     "STS-B": (2e-5, 16, 0.0, 3598, 214, 512, "pearson"),
@@ -940,7 +942,8 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "QQP": (5e-5, 128, 0.1, 14000, 1000, 512, "accuracy"),
     "RTE": (3e-5, 32, 0.1, 800, 200, 512, "accuracy"),
     "MRPC": (2e-5, 32, 0.0, 800, 200, 512, "accuracy"),
-    # D10: WNLI and QNLI are trained like the other tasks, without the test-set tricks of App. A.3
+    # D10 (ours): WNLI and QNLI are trained like the other tasks, without the test-set tricks of
+    # App. A.3
     "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),
     "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384, "f1"),
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
@@ -962,8 +965,9 @@ def recipes(cfg):
     result = {}
     for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items():
         if cfg.recipe == "v2":
-            # D30*: with a v2 model all tasks have no dropout, like these models. The official
-            # README has Table 14's values but for RACE: 1e-5 and no dropout, else it diverges
+            # D30* (ours): with a v2 model all tasks have no dropout, like these models. The
+            # official README has Table 14's values but for RACE: 1e-5 and no dropout, else it
+            # diverges
             dropout = 0.0
             lr = 1e-5 if name == "RACE" else lr
         recipe = Recipe(
@@ -1002,9 +1006,9 @@ def begin_task(task, source, cfg, number, device):
     model = move(model, device)
     optimizer = Lamb(
         model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
-    # D7*: whole epochs are shuffled, with examples of similar length together. The official code
-    # shuffles a buffer of 100 examples
-    # D8*: evaluations are evenly spaced. The official code evaluates every 100 steps
+    # D7* (silent): whole epochs are shuffled, with examples of similar length together. The
+    # official code shuffles a buffer of 100 examples
+    # D8* (silent): evaluations are evenly spaced. The official code evaluates every 100 steps
     # The model with the best score on dev counts (Sec. 4.2.2)
     tuning = Tuning(
         task, optimizer, schedule, (seed,), cfg.accumulate, task.evaluation_steps(cfg.eval_every))
@@ -1018,8 +1022,8 @@ def average_predictions(kind, several):
         return torch.stack(several).mean(0)
     if kind != "span":
         return torch.stack(several).softmax(-1).mean(0)
-    # D22: a span that a model does not list has probability 0 there. The paper averages spans "that
-    # have multiple probabilities": a span of one model alone could beat all others
+    # D22 (ours): a span that a model does not list has probability 0 there. The paper averages
+    # spans "that have multiple probabilities": a span of one model alone could beat all others
     result = squad.Predictions({}, {}, {})
     for key in several[0]["nbest"]:
         scores = Counter()
@@ -1052,8 +1056,8 @@ Pretrained = namedtuple("Pretrained", "path settings weights task trained")
 SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
          "positions")  # taken from --init
 # taken from --init, unless a flag differs
-# D29: --activation may differ, since configurations of v1 models in Hugging Face folders say
-# "gelu", though the official code trained them with the tanh form (gelu_new)
+# D29 (conflict): --activation may differ, since configurations of v1 models in Hugging Face folders
+# say "gelu", though the official code trained them with the tanh form (gelu_new)
 FREE = ("layers", "activation", "init_std", "dropout", "recipe")
 HEADS = ("head", "span", "answer")
 
@@ -1153,11 +1157,12 @@ def start_from(model, source, task=""):
 def extend_positions(model, trained, length):
     """Copy the rows of the first `trained` positions (None: all) to those after them, up to
     `length`. Returns a line about it, or "" if there are none."""
-    # D26: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
-    # Untrained ones slow the training on longer sequences: after 3,000 demo steps of 16 tokens and
-    # 1,000 of 128 the held-out loss is 4.46, 4.52, 4.48 with copies and 4.91, 4.90, 4.93 without
-    # D28: --init with another --length trains in stages, such as short sequences first. The paper
-    # trains in one stage, on sequences of 512 tokens, of which 10% are shorter
+    # D26 (ours): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # 2020). Untrained ones slow the training on longer sequences: after 3,000 demo steps of 16
+    # tokens and 1,000 of 128 the held-out loss is 4.46, 4.52, 4.48 with copies and 4.91, 4.90, 4.93
+    # without
+    # D28 (ours): --init with another --length trains in stages, such as short sequences first. The
+    # paper trains in one stage, on sequences of 512 tokens, of which 10% are shorter
     trained = trained or length
     if trained >= length:
         return ""
@@ -1174,10 +1179,10 @@ def pretrain(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and no
-        # token has a digit before a comma (data/text.py)
-        # D24*: the lines of a document are joined and split into sentences, and a document ends
-        # after 100,000 characters (data/text.py)
+        # D23* (silent): in a vocabulary made here the released one's symbols are not extra tokens,
+        # and no token has a digit before a comma (data/text.py)
+        # D24* (silent): the lines of a document are joined and split into sentences, and a document
+        # ends after 100,000 characters (data/text.py)
         data = open_data(cfg, command, ranks, text=True)
         cfg = complete(cfg, source, data)
         check_pairs(data, cfg)
@@ -1321,8 +1326,8 @@ def example_hashes(task, splits):
 
 def ensemble_job(task, cfg, folder):
     """The mean prediction of the runs of --ensemble for a task (Sec. 4.9)."""
-    # D16: the user names the members of an ensemble. The paper chooses them by dev scores (Sec.
-    # 4.9), but does not say how
+    # D16 (silent): the user names the members of an ensemble. The paper chooses them by dev scores
+    # (Sec. 4.9), but does not say how
     members = []
     hashes = example_hashes(task, [split for split in task.splits if split != "train"])
     for path in cfg.ensemble:

@@ -81,8 +81,8 @@ class Config:
     accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     init: str = ""  # run folder to start from: a search's super-net, a pre-training, RUN/TASK
-    # D13: the default vocabulary is SentencePiece's, trained on the corpus, or without one on the
-    # training text of the tasks. The paper has WordPiece
+    # D13 (ours): the default vocabulary is SentencePiece's, trained on the corpus, or without one
+    # on the training text of the tasks. The paper has WordPiece
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model. Default: trained
     weight_decay: float = 0.01  # of AdamW. BERT's in pre-training, App. D.1's in fine-tuning
     # execution: may differ when a run continues
@@ -97,7 +97,7 @@ class Config:
     # text
     corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text, in --finetune none
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
-    # D45: pre-training is evaluated on held-out documents. The paper does not say
+    # D45 (silent): pre-training is evaluated on held-out documents
     held_out: float = 0.05  # documents: fraction (below 1, capped at 1,000) or count [> 0]
     # architecture
     arch: str = "autobert-zero"  # autobert-zero | bert | text form | best.json
@@ -134,8 +134,8 @@ class Config:
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks, or folders
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: uniform mutations
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
-    # D34: a search has a fixed number of rounds. Alg. 1 runs until convergence. 100 + 27 x 25 = 775
-    # candidates
+    # D34 (ours): a search has a fixed number of rounds. Alg. 1 runs until convergence. 100 + 27 x
+    # 25 = 775 candidates
     rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
@@ -166,15 +166,16 @@ EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 # expression, an attention. An expression is a nested tuple of inputs and operations, such as
 # ("matmul", ("softmax", ("matmul", "Q", ("transpose", "K"))), "V"). Equal sub-expressions are one
 # operation. A shape is "nd" (tokens x head dim), "dn", "nn" or "dd".
-# D29: an attention has at most 12 operations. The paper sets no limit, and Figure 7's longest has
-# 11
+# D29 (ours): an attention has at most 12 operations. The paper sets no limit, and Figure 7's
+# longest has 11
 MAX_PATH = 12
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
 PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, the binary operations that sum over an axis
 BINARY = ("add", *PRODUCTS)  # Table 1
-# D3: operations take matrices alone, no scalars as in Sec. 3.1. They suffice for all of Figure 7
+# D3 (ours): operations take matrices alone, no scalars as in Sec. 3.1. They suffice for all of
+# Figure 7
 OPS = UNARY + BINARY
 
 
@@ -192,8 +193,8 @@ def infer(op, *shapes):
         return first if first == second else None
     if op == "matmul":
         return first[0] + second[1] if first[1] == second[0] else None
-    # D4: cosine and euclidean compare the rows of both matrices, n x d and m x d -> n x m, so that
-    # they can score
+    # D4 (silent): cosine and euclidean compare the rows of both matrices, n x d and m x d -> n x m,
+    # so that they can score
     return first[0] + second[0] if first[1] == second[1] else None
 
 
@@ -275,8 +276,8 @@ def why_illegal(expression):
 
 def searchable(expression):
     """Whether a search may propose an attention."""
-    # D22: a searched attention mixes tokens, by a product or a softmax over tokens. The paper does
-    # not ask for it
+    # D22 (ours): a searched attention mixes tokens, by a product or a softmax over tokens. The
+    # paper does not ask for it
     mixes = any(op in PRODUCTS or (op, shape) == ("softmax", "dn")
                 for (op, *_), shape in path_of(expression).items())
     return mixes and not why_illegal(expression)
@@ -381,18 +382,20 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6: layers 10 and 12 add plain V, as the text has for layer 12. The figure's `add` has one
-    # operand
+    # D6 (conflict): layers 10 and 12 add plain V, as the text has for layer 12. The figure's `add`
+    # has one operand
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
-# D27: AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built. The paper only draws them
+# D27 (ours): AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built. The paper only draws
+# them
 
 
 def stretch(arch, layers):
     """Evenly spaced pairs of layers of an architecture, for another depth. Twice the depth repeats
     each pair after itself (App. D.2, large). An odd depth drops the last layer."""
-    # D14: depths other than 12 and 24 are ours
+    # D14 (ours): depths other than 12 and 24 have evenly spaced pairs. The paper has no other
+    # depths
     pairs = [arch[first:first + 2] for first in range(0, len(arch), 2)]
     last = len(pairs) - 1
     count = (layers + 1) // 2
@@ -436,7 +439,8 @@ def euclidean(x, y):
     """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m). A matrix
     product avoids a buffer of (B, N, n, m, d). Autocast keeps it in float32."""
     distances = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
-    # D49: a distance is at least 0.001. Less is rounding error, which a later cosine amplifies
+    # D49 (ours): a distance is at least 0.001. Less is rounding error, which a later cosine
+    # amplifies
     return distances.clamp_min(0.001)
 
 
@@ -445,11 +449,13 @@ def table_1(head_dim):
     return {
         "neg": torch.neg,
         "transpose": lambda x: x.transpose(-1, -2),
-        # D2: scale divides by the root of Eq. 2's d_h. Table 1 has d_x and does not define it
+        # D2 (conflict): scale divides by the root of Eq. 2's d_h. Table 1 has d_x and does not
+        # define it
         "scale": lambda x: x / math.sqrt(head_dim),
         "softmax": lambda x: F.softmax(x, dim=-1),
         "logsigmoid": F.logsigmoid,
-        # D15: softsign is x / (1 + |x|), as in arXiv's Table 1. AAAI's x / (1 + x) has a pole
+        # D15 (conflict): softsign is x / (1 + |x|), as in arXiv's Table 1. AAAI's x / (1 + x) has a
+        # pole
         "softsign": F.softsign,
         "add": torch.add,
         "matmul": torch.matmul,
@@ -470,7 +476,7 @@ def fill_padding(x, axis, value, mask):
 def hide_padding(op, operands, shape, mask):
     """The operands of an operation, with padding replaced so that sums over tokens ignore it.
     shape: of the first operand. Sums run over its last axis."""
-    # D5: no sum includes padding. The paper does not mention it
+    # D5 (silent): no sum includes padding
     if shape[1] != "n":
         return operands
     x = operands[0]
@@ -495,7 +501,7 @@ def run_graph(path, inputs, mask=None, dropout=0.0):
         operands = [values[part] for part in parts]
         operands = hide_padding(op, operands, path.get(parts[0], "nd"), mask)
         values[operation] = table[op](*operands)
-        # D25: only an n x n softmax has dropout. The paper does not say where
+        # D25 (silent): only an n x n softmax has dropout. The paper does not say where
         if (op, shape) == ("softmax", "nn"):
             values[operation] = F.dropout(values[operation], dropout)
     return values
@@ -608,8 +614,7 @@ class ConvMixer(nn.Module):
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        # D18: kernels start random. With zeros all heads would average alike. The paper does not
-        # say
+        # D18 (silent): kernels start random. With zeros all heads would average alike
         self.kernel = nn.Parameter(torch.randn(heads, size))
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
@@ -683,7 +688,7 @@ class Encoder(nn.Module):
 
 def init_weights(model, std):
     """BERT's initialisation."""
-    # D43: weights are not truncated at two standard deviations. The paper does not say
+    # D43 (silent): weights are not truncated at two standard deviations
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
@@ -699,8 +704,8 @@ class LanguageModel(nn.Module):
         E = cfg.embedding or cfg.hidden
         self.encoder = Encoder(arch, cfg, shared)
         self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
-        # D46: all sizes train NSP too, as in Sec. 4.1 and App. D.2. Table 4 lists MLM alone for
-        # small and large
+        # D46 (conflict): all sizes train NSP too, as in Sec. 4.1 and App. D.2. Table 4 lists MLM
+        # alone for small and large
         self.next_sentence = nn.Linear(cfg.hidden, 2)
         self.transform = nn.Linear(cfg.hidden, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
@@ -768,8 +773,8 @@ def count(arch, cfg):
     attention_parameters is "#Params of Att" of Tables 3 and 5: the input projections of the mixers,
     without W_O.
     """
-    # D47: FLOPs are of matrix products and convolutions, and embeddings are look-ups. App. D.3
-    # counts as ELECTRA, which adds element-wise operations, and embeddings as products. Neither
+    # D47 (ours): FLOPs are of matrix products and convolutions, and embeddings are look-ups. App.
+    # D.3 counts as ELECTRA, which adds element-wise operations, and embeddings as products. Neither
     # count gives the 2.3e10 of Table 2: here 2.06e10, and with embeddings as products 2.65e10
     custom = {torch.ops.aten._euclidean_dist: distance_flops}
     with torch.device("meta"):
@@ -855,7 +860,7 @@ class SuperNet:
     """
 
     def __init__(self, cfg):
-        # D30: both branches share one FFN. The paper does not say
+        # D30 (silent): both branches share one FFN
         four_inputs = parse_formula("Q + K + V + P")  # has the projections of all inputs
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
@@ -871,9 +876,9 @@ class SuperNet:
 
     def write_back(self, candidates):
         """Copy the weights of a round: pairs (arch, state_dict), the best score last."""
-        # D10: a weight comes from the round's best candidate that has it, after pre-training. A
-        # mean over candidates is not a network. The paper says neither how, nor whether fine-tuned
-        # weights are meant
+        # D10 (silent): a weight comes from the round's best candidate that has it, after
+        # pre-training. A mean over candidates is not a network. The paper says neither how, nor
+        # whether fine-tuned weights are meant
         for arch, state in candidates:
             for name, value in state.items():
                 there, part = slot(name, value, arch)
@@ -900,9 +905,9 @@ MASK_RATE = 0.15  # of the tokens, as in BERT
 def draw_next_sentence(segments, generator):
     """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,). Half
     continue the first segment (label 0), half are text from elsewhere (label 1)."""
-    # D28: the first segment may begin, and the second end, in mid-sentence, unlike BERT's. Text
-    # without a sentence boundary has no label (-100): text from elsewhere begins with a sentence,
-    # so the first words would reveal the label
+    # D28 (ours): the first segment may begin, and the second end, in mid-sentence, unlike BERT's.
+    # Text without a sentence boundary has no label (-100): text from elsewhere begins with a
+    # sentence, so the first words would reveal the label
     single = (segments.length_b == 0) | (segments.length_other == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     ids = torch.where(other[:, None], segments.other, segments.segment_b)
@@ -917,7 +922,8 @@ def mask_tokens(ids, tokenizer, generator):
     Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). If
     fewer than M tokens are masked, filler has the label -100.
     """
-    # D17: the masking rate holds per micro-batch, not per sequence. M depends on B and T alone
+    # D17 (ours): the masking rate holds for a micro-batch, so that it is the same for short sequences
+    # (D39). BERT rounds it for each sequence: 8 tokens have 5 of text, and one of 5 is 20%
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
@@ -959,8 +965,7 @@ def learning_rate(step, cfg):
 
 def make_optimizer(model, weight_decay):
     """AdamW with weight decay on all matrices except transforms."""
-    # D50: transforms have no weight decay, so that they stay near the identity. The paper does not
-    # mention them
+    # D50 (silent): transforms have no weight decay, so that they stay near the identity
     decayed = []
     others = []
     for name, value in model.named_parameters():
@@ -968,7 +973,7 @@ def make_optimizer(model, weight_decay):
         (decayed if matrix else others).append(value)
     groups = [{"params": decayed, "weight_decay": weight_decay},
               {"params": others, "weight_decay": 0.0}]
-    # D44: weight decay is decoupled (AdamW). App. D.2 says Adam
+    # D44 (ours): weight decay is decoupled (AdamW). App. D.2 says Adam
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
@@ -996,10 +1001,10 @@ def language_batch(segments, tokenizer, cfg, seed_number, device):
     return send(batch, device)
 
 
-# D39: training may start with short sequences, from which an attention-only network learns word
-# order sooner. The first --short of the steps have four times as many sequences of a quarter of the
-# length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps. This paper names 128
-# (App. D.2)
+# D39 (ours): training may start with short sequences, from which an attention-only network learns
+# word order sooner. The first --short of the steps have four times as many sequences of a quarter
+# of the length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps. This paper
+# names 128 (App. D.2)
 
 
 def short_steps(cfg):
@@ -1015,15 +1020,15 @@ def short_times(cfg):
 def training_batches(data, cfg, ranks, begin, round_number=0):
     """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
     same for any number of processes."""
-    # D51: all candidates of a round read the same text, and the next round reads on. The paper does
-    # not say which text a candidate reads
+    # D51 (silent): all candidates of a round read the same text, and the next round reads on. The
+    # paper does not say which text a candidate reads
     for step in range(begin, cfg.steps):
         times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
         first = times * cfg.batch * (round_number * cfg.steps + step)
         segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
-        # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
-        # that few are padded. The paper does not say how a batch is divided
+        # D42 (silent): the sequences of a step are sorted by length into its --accumulate
+        # micro-batches, so that few are padded. The paper does not say how a batch is divided
         lengths = segments.length_a + segments.length_b
         size = times * cfg.batch // cfg.accumulate
         micro_batches = lengths.argsort(stable=True).split(size)
@@ -1127,8 +1132,8 @@ MEANS = {"AVG": (*GROUPS["glue"], "MNLI dev_mismatched accuracy")}  # App. C, wi
 def recipes(cfg):
     """{task: how it is fine-tuned} (App. D.1, D.2). GLUE inputs are as long as in pre-training. The
     paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
-    # D36: fine-tuning has App. D.1's learning rate, warm-up and weight decay, and one evaluation
-    # interval. App. D.2 chooses among 12 pairs of rate and decay, and two intervals
+    # D36 (ours): fine-tuning has App. D.1's learning rate, warm-up and weight decay, and one
+    # evaluation interval. App. D.2 chooses among 12 pairs of rate and decay, and two intervals
     warmup = 0.1 if cfg.preset == "demo" else 0.01
     paper = {"lr": 2e-5, "epochs": 3, "warmup": warmup, "batch": 32}
     table = {name: Recipe(length=cfg.length, main=task.metrics[0], **paper)
@@ -1154,8 +1159,8 @@ def begin_task(task, source, cfg, number, device):
         trained = max(trained, source.trained)
     model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)
-    # D20: the reported weights are from the best evaluation on dev. The paper does not say which it
-    # reports
+    # D20 (silent): the reported weights are from the best evaluation on dev. The paper does not say
+    # which it reports
     tuning = Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name), cfg.accumulate,
                     task.evaluation_steps(cfg.eval_every))
     return model, tuning, note, trained
@@ -1218,9 +1223,9 @@ def gain(expression, cfg):
 def sample_attention(rng, cfg):
     """A random legal attention of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
-    # D38: the output of a random attention has 0.001 to 0.5 of its input's size. V + neg(V) adds
-    # nothing. Many products over tokens without a softmax add so much that LayerNorm suppresses the
-    # input, and the network does not learn. Edits have no such limit
+    # D38 (ours): the output of a random attention has 0.001 to 0.5 of its input's size. V + neg(V)
+    # adds nothing. Many products over tokens without a softmax add so much that LayerNorm
+    # suppresses the input, and the network does not learn. Edits have no such limit
     while True:
         expression = grow(rng, rng.randint(1, MAX_PATH))
         if expression and searchable(expression) and 0.001 < gain(expression, cfg) < 0.5:
@@ -1229,8 +1234,8 @@ def sample_attention(rng, cfg):
 
 def sample_arch(rng, cfg):
     """A random architecture."""
-    # D23: a layer is an attention with probability 1/3, else a convolution. Three random attentions
-    # in four layers rarely learn. The paper does not say
+    # D23 (silent): a layer is an attention with probability 1/3, else a convolution. Three random
+    # attentions in four layers rarely learn
     return tuple(sample_attention(rng, cfg) if rng.random() < 1 / 3 else rng.choice(KERNELS)
                  for _ in range(cfg.layers))
 
@@ -1238,14 +1243,15 @@ def sample_arch(rng, cfg):
 def ucb(samples, alpha):
     """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). samples: for each option,
     the scores of the candidates that have it."""
-    # D21: N, N_i and mu_i are of the samples at one position. In the paper N counts all operations,
-    # and mu_i is the mean over all paths with the operation
+    # D21 (ours): N, N_i and mu_i are of the samples at one position. In the paper N counts all
+    # operations, and mu_i is the mean over all paths with the operation
     N = max(1, sum(map(len, samples)))
     mean = sum(map(sum, samples)) / N
     bonus = alpha * math.sqrt(2 * math.log(N))
     bounds = []
     for scores in samples:
-        # D8: an untried option has the mean of all samples, and N_i = 1, since Eq. 3 divides by N_i
+        # D8 (silent): an untried option has the mean of all samples, and N_i = 1, since Eq. 3
+        # divides by N_i
         N_i = max(1, len(scores))
         mu = sum(scores) / N_i if scores else mean
         bounds.append(mu + bonus / math.sqrt(N_i))
@@ -1274,16 +1280,18 @@ class OperationPriority:
                 if isinstance(layer, int):
                     self.samples[number, layer].append(line["score"])
                     continue
-                # D33: N_i of Eq. 3 counts the occurrences of an operation in evaluated candidates.
-                # The paper counts how often it was sampled. A child inherits most operations
+                # D33 (ours): N_i of Eq. 3 counts the occurrences of an operation in evaluated
+                # candidates. The paper counts how often it was sampled. A child inherits most
+                # operations
                 for position, (op, *_) in enumerate(path_of(layer)):
                     self.samples[position, op].append(line["score"])
 
     def probabilities(self, options, position, legal=None):
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
         softmax of Eq. 3 over the `legal` options (Sec. 3.2), and 0 for the others."""
-        # D9: scores are fractions, so that the softmax is nearly uniform. The paper gives no unit.
-        # Percent makes it nearly a maximum, and found worse networks (tests/claims, replay)
+        # D9 (silent): scores are fractions, so that the softmax is nearly uniform. The paper gives
+        # no unit. Percent makes it nearly a maximum, and found worse networks (tests/claims,
+        # replay)
         samples = [self.samples[position, option] for option in options]
         bounds = dict(zip(options, ucb(samples, self.alpha)))
         legal = legal or options
@@ -1295,7 +1303,7 @@ class OperationPriority:
 
 # The edits of an attention. Each yields replacements for the operation `old`. Some are illegal.
 # `others` are the inputs and the operations before `old` in the path.
-# D7: a mutation is one of these five edits of an attention. The paper names none
+# D7 (silent): a mutation is one of these five edits of an attention. The paper names none
 
 
 def applied(operands, others):
@@ -1402,10 +1410,10 @@ def edit_attention(parent, rng, priority):
         if not children:
             continue
         if edit in (delete, rewire):
-            # D35: delete and rewire make no new operation, so they are drawn uniformly
+            # D35 (ours): delete and rewire make no new operation, so they are drawn uniformly
             return rng.choice(children)
-        # D41: an operation appended to the last one is drawn by the priorities of position k + 1.
-        # The paper has k positions
+        # D41 (ours): an operation appended to the last one is drawn by the priorities of position k
+        # + 1. The paper has k positions
         position = index + 1 if edit is append else index
         return choose(children, position, rng, priority)
     return parent
@@ -1415,14 +1423,14 @@ def mutate(parent, rng, priority, cfg):
     """A child of an architecture (Alg. 1, lines 6, 7). First, a random layer may change its kind.
     Then a random layer changes inside, by the priorities."""
     child = list(parent)
-    # D16: only half of the children change a kind, so that a child can differ in one layer
+    # D16 (ours): only half of the children change a kind, so that a child can differ in one layer
     if rng.random() < 0.5:  # inter-layer, as in a plain evolution (Sec. 3.2)
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
             child[layer] = rng.choice(KERNELS)
         elif attentions and rng.random() < 0.5:
-            # D24: half of the new attentions are copies of another layer's
+            # D24 (ours): half of the new attentions are copies of another layer's
             child[layer] = rng.choice(attentions)
         else:
             child[layer] = sample_attention(rng, cfg)
@@ -1437,8 +1445,8 @@ def mutate(parent, rng, priority, cfg):
 def round_sizes(cfg):
     """The number of candidates per round: the initial population, then children."""
     later = cfg.parents * cfg.children
-    # D11: the population is split into rounds of the same size, so that the super-net learns from
-    # the start
+    # D11 (ours): the population is split into rounds of the same size, so that the super-net learns
+    # from the start
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
 
@@ -1495,11 +1503,11 @@ def score_candidate(arch, round_number, supernet, data, cfg, path):
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
     except Diverged:
-        diverged = True  # D12: a candidate that diverges scores 0 and is never a parent
+        diverged = True  # D12 (silent): such a candidate scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.unlink(missing_ok=True)
-    # D19: a score is the mean over --tasks, with MNLI's matched half, and no candidate is evaluated
-    # twice (propose). The paper does not say
+    # D19 (silent): a score is the mean over --tasks, with MNLI's matched half, and no candidate is
+    # evaluated twice (propose)
     score = sum(scores.values()) / max(len(scores), 1)
     seconds = round(time.perf_counter() - began, 3)
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
@@ -1528,7 +1536,7 @@ def score_task(model, task, cfg, device):
     state = fine_tune(tuned, Tuning(task, optimizer, schedule, key), cfg, device)
     if state["diverged"]:
         raise Diverged(state["diverged"])
-    # D32: a negative metric counts as 0, the score of a diverged candidate
+    # D32 (silent): a negative metric counts as 0, the score of a diverged candidate
     return max(task.score("dev", predict_split(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
@@ -1605,7 +1613,7 @@ def score_to_beat(history, data):
 def first_super_net(source, run, data, cfg):
     """The super-net at the beginning of a search: random, with --init's weights, or after a warm
     start."""
-    # D48: without --init and warm start the first super-net is random. The paper does not say
+    # D48 (silent): without --init and warm start the first super-net is random
     first = SuperNet(cfg)
     if source and source.arch:
         seed_everything(cfg.seed, "model")  # for the heads, which a fine-tuned model lacks
@@ -1622,9 +1630,9 @@ def first_super_net(source, run, data, cfg):
 def warm_start(supernet, run, data, cfg):
     """Train the hand-designed network that learns soonest, and copy its weights except its mixers
     into the super-net."""
-    # D40: a warm start trains the parts that all candidates share: embeddings, FFNs, norms and
-    # heads. A candidate's few steps then train mainly its convolutions and attentions, which start
-    # random
+    # D40 (ours): a warm start trains the parts that all candidates share: embeddings, FFNs, norms
+    # and heads. A candidate's few steps then train mainly its convolutions and attentions, which
+    # start random
     archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
     longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
     no_tasks = dataclasses.replace(data, tasks={})
@@ -1646,9 +1654,9 @@ def train_finalists(history, first, run, data, cfg):
     history lines with their new results, and {name: result} of the baselines."""
     if not cfg.finalists:
         return [], {}
-    # D37: the best candidates are trained again, alone and from the first super-net. A candidate's
-    # score depends on the age of its super-net, and the best of many noisy scores is partly luck.
-    # The paper takes the best candidate (Sec. 4.2)
+    # D37 (ours): the best candidates are trained again, alone and from the first super-net. A
+    # candidate's score depends on the age of its super-net, and the best of many noisy scores is
+    # partly luck. The paper takes the best candidate (Sec. 4.2)
     lines = ranked(history)[:cfg.finalists]
     baselines = hand_designed(cfg.layers)
     archs = baselines | {line["id"]: parse_arch(line["arch"]) for line in lines}
@@ -1691,8 +1699,8 @@ PRESETS["demo"] = dict(  # minutes on two cores
         train_examples=5000,
         population=8, rounds=3, parents=2, children=2,
         finalists=2, finalist_times=15,
-        # D1: the demo shares no weights: each candidate starts from the same weights. The other
-        # presets share them, as in the paper
+        # D1 (ours): the demo shares no weights: each candidate starts from the same weights. The
+        # other presets share them, as in the paper
         weight_sharing="none",
         warm_times=10),
     pretrain=dict(steps=3000, save_every=500),
@@ -1805,9 +1813,9 @@ def start_from(model, source):
 def extend_positions(model, trained, length):
     """Copy the embeddings of the `trained` first positions to the positions after them. Returns a
     line about it, or "" if there are none."""
-    # D31: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
-    # Untrained ones slow the training. --pretrain copies where --init was shorter and where --short
-    # ends, and --finetune where inputs are longer. The paper has one length
+    # D31 (ours): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # 2020). Untrained ones slow the training. --pretrain copies where --init was shorter and where
+    # --short ends, and --finetune where inputs are longer. The paper has one length
     if trained >= length:
         return ""
     rows = model.encoder.position_embedding.weight
@@ -1996,7 +2004,8 @@ def forward_flops(arch, cfg):
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
 
 
-# D26: tests/claims measure latency, on random ids. The paper uses QNLI's training set (App. D.3)
+# D26 (ours): tests/claims measure latency, on random ids. The paper uses QNLI's training set (App.
+# D.3)
 
 
 def describe(cfg, command):
