@@ -20,6 +20,15 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Sec. 4.1 -> mask_tokens, Lamb, pretrain       Table 5 -> evaluate_language_model
          Table 14 -> TABLE14                           Sec. 4.9 -> finetune, ensemble_job
          Tables 1, 3-5, 8, 12 -> tests/claims/albert.py
+         Fig. 1, Tables 11, 13 -> EXERCISES.md         Fig. 2b -> remove_dropout
+         Tables 2, 6, 7, 9, 10 and Fig. 2a are scores of trainings on 64 to 512 TPUs: not here
+Symbols: the paper's         here                          shape, or value in base
+         V, E, H, L          vocab_size, embedding, hidden, layers   30,000, 128, 768, 12
+         H / 64, 4H          heads, ffn                    12, 3,072
+         V x E, E x H        token_embedding, mapping      (V, E), (H, E)
+         N groups of M       groups                        1 group of 12 layers (Sec. 4.5)
+         x_1, x_2            segment_a, segment_b          (B, width)
+         n, N, p(n)          sizes, NGRAM, ngram_lengths   (B, T), 3
 Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and train_step are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
 Differs: There are 31 departures, D1 to D31, where this file differs from the paper or the paper
@@ -242,7 +251,11 @@ class FeedForward(nn.Module):
 
 
 def blocks(cfg):
-    """The numbers of attention and feed-forward blocks for the L layers (Table 4)."""
+    """The numbers of attention and feed-forward blocks for the L layers (Table 4).
+
+    >>> blocks(Config()), blocks(Config(groups=2)), blocks(Config(share="attention"))
+    ((1, 1), (2, 2), (1, 12))
+    """
     attentions = cfg.groups if cfg.share in ("all", "attention") else cfg.layers
     ffns = cfg.groups if cfg.share in ("all", "ffn") else cfg.layers
     return attentions, ffns
@@ -251,9 +264,13 @@ def blocks(cfg):
 class Encoder(nn.Module):
     """Factorised embeddings and L layers, built from fewer blocks if layers share weights.
 
-    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5). By default all 12
-    layers use a single block. With two blocks, layers 0 to 5 use the first, layers 6 to 11 the
-    second."""
+    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5):
+
+        layer                           0   1   2   3   4   5   6   7   8   9  10  11
+        default          attention, ffn 0   0   0   0   0   0   0   0   0   0   0   0
+        groups=2         attention, ffn 0   0   0   0   0   0   1   1   1   1   1   1
+        share=attention  attention      0   0   0   0   0   0   0   0   0   0   0   0
+                         ffn            0   1   2   3   4   5   6   7   8   9  10  11"""
 
     def __init__(self, cfg):
         super().__init__()
@@ -518,7 +535,17 @@ def join(segment_a, length_a, segment_b, length_b, tokenizer):
 
     segment_a, segment_b: (B, width) tokens. length_a, length_b: (B,) their lengths. Returns ids (B,
     T), with T = width + 3, token_type_ids (B, T), which are 1 in B and its [SEP], and lengths
-    (B,)."""
+    (B,).
+
+    >>> tokenizer = namedtuple("Tokenizer", "pad_id cls_id sep_id")(0, 2, 3)
+    >>> a = torch.tensor([[11, 12], [11, 12]])
+    >>> b = torch.tensor([[21, 0], [0, 0]])
+    >>> ids, types, lengths = join(a, torch.tensor([2, 2]), b, torch.tensor([1, 0]), tokenizer)
+    >>> ids.tolist()
+    [[2, 11, 12, 3, 21], [2, 11, 12, 3, 0]]
+    >>> types.tolist(), lengths.tolist()
+    ([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], [6, 4])
+    """
     size, width = segment_a.shape
     positions = torch.arange(width + 3).expand(size, -1)  # (B, T)
     first_sep = length_a[:, None] + 1  # (B, 1) its position
@@ -540,7 +567,25 @@ def sentence_pairs(segments, tokenizer, objective, generator):
 
     segments: data.corpus.Segments: segment_a, segment_b and other (from another document), each (B,
     width), with lengths length_a, length_b, length_other (B,), 0 for none. Returns ids,
-    token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none."""
+    token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none.
+
+    Of 4,001 texts the last has no second segment. Half of the others are swapped, or get the other
+    text. The fraction of label 1, and what occurs, label first:
+
+    >>> tokenizer = namedtuple("Tokenizer", "pad_id cls_id sep_id")(0, 2, 3)
+    >>> class segments:
+    ...     segment_a, length_a = torch.tensor([[11, 12, 0]] * 4001), torch.full((4001,), 2)
+    ...     segment_b, length_b = torch.tensor([[21, 0, 0]] * 4001), torch.ones(4001).long()
+    ...     other, length_other = torch.tensor([[31, 0, 0]] * 4001), torch.ones(4001).long()
+    >>> segments.length_b[-1] = 0
+    >>> for objective in ("sop", "nsp", "none"):
+    ...     ids, _, _, labels = sentence_pairs(segments, tokenizer, objective, torch.Generator())
+    ...     rows = torch.cat([labels[:, None], ids], dim=1).unique(dim=0).tolist()
+    ...     print(objective, round((labels == 1).float().mean().item(), 1), rows)
+    sop 0.5 [[-100, 2, 11, 12, 3, 0, 0], [0, 2, 11, 12, 3, 21, 3], [1, 2, 21, 3, 11, 12, 3]]
+    nsp 0.5 [[-100, 2, 11, 12, 3, 0, 0], [0, 2, 11, 12, 3, 21, 3], [1, 2, 11, 12, 3, 31, 3]]
+    none 0.0 [[-100, 2, 11, 12, 3, 0, 0], [-100, 2, 11, 12, 3, 21, 3]]
+    """
     a = segments.segment_a, segments.length_a
     b = segments.segment_b, segments.length_b
     original = *a, *b
@@ -570,7 +615,13 @@ MASKED = 0.15
 
 
 def ngram_lengths(shape, generator):
-    """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..NGRAM (Sec. 4.1)."""
+    """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..NGRAM (Sec. 4.1): 6, 3 and 2
+    of 11 have 1, 2 and 3 words.
+
+    >>> lengths = ngram_lengths((110_000,), torch.Generator())
+    >>> [round(count / 10_000, 1) for count in lengths.bincount().tolist()]
+    [0.0, 6.0, 3.0, 2.0]
+    """
     weights = 1 / torch.arange(1, NGRAM + 1)
     drawn = torch.multinomial(
         weights, math.prod(shape), replacement=True, generator=generator)
@@ -622,16 +673,29 @@ def pick_ngrams(ids, tokenizer, budget, generator):
     budget (B,) of tokens of each sequence is spent.
 
     As in the official code, an n-gram that does not fit the budget is shortened, and an n-gram with
-    a chosen word is refused. A sequence with a budget of 6 tokens, where [CLS] and [SEP] count as
-    words 0, 5 and 8:
+    a chosen word is refused. A sequence with a budget of 6 tokens, where each word shows the
+    position after it:
 
-        [CLS]  the  white  house  corre ##spon ##dents  [SEP]  left  home  [SEP]
-          0     1     2      3      4     4       4       5     6     7      8
+              [CLS]  the  white  house  corre ##spon ##dents  [SEP]  left  home  [SEP]
+    position    0     1     2      3      4     5      6        7     8     9     10
+    ends       -1     2     3      4      7     7      7       -1     9    10     -1
 
-    N-grams are tried at words 3, 2, 7 and 1, in this order, the first of 3 words, the others of 2.
-    At word 3: words 3 and 4 are chosen, 4 tokens, since word 5 is a [SEP]. At word 2: words 2 and 3
-    are refused, since 3 is chosen. At word 7: it is chosen alone. At word 1: one token of the
-    budget is left, so the n-gram is shortened to word 1."""
+    >>> class tokenizer:
+    ...     pad_id, cls_id, sep_id = 0, 2, 3
+    ...     starts_word = torch.arange(10) != 6  # 6 continues a word, but not as a segment's first
+    >>> begins, ends = find_words(torch.tensor([[2, 9, 9, 9, 9, 6, 6, 3, 6, 9, 3]]), tokenizer)
+    >>> ends[0].tolist()
+    [-1, 2, 3, 4, 7, 7, 7, -1, 9, 10, -1]
+
+    N-grams are tried at positions 3, 2, 9 and 1, the first of 3 words, the others of 2. At 3: house
+    and correspondents are chosen, 4 tokens, since a [SEP] follows. At 2: white and house are
+    refused, since house is chosen. At 9: home is chosen alone. At 1: one token of the budget is
+    left, so the n-gram is shortened to "the".
+
+    >>> chosen = spend_budget(6, [3, 2, 9, 1], [3, 2, 2, 2], ends[0].tolist())
+    >>> [position for position, one in enumerate(chosen) if one]
+    [1, 3, 4, 5, 6, 9]
+    """
     begins, ends = find_words(ids, tokenizer)
     chance = torch.rand(ids.shape, generator=generator)
     order = chance.masked_fill(~begins, 2.0).argsort(1)  # (B, T) first tokens of words first
@@ -653,7 +717,20 @@ def mask_tokens(ids, tokenizer, generator):
     random token with 10%, and stays with 10%.
 
     ids: (B, T). Returns the changed ids, the masked positions and the original tokens there as
-    labels, both (B, M). Filler in sequences with fewer masked tokens has the label -100."""
+    labels, both (B, M). Filler in sequences with fewer masked tokens has the label -100.
+
+    >>> class tokenizer:
+    ...     pad_id, cls_id, sep_id, mask_id, vocab_size = 0, 2, 3, 4, 1000
+    ...     starts_word = torch.ones(1000, dtype=torch.bool)
+    >>> ids = torch.tensor([[2, *range(10, 28), 3]] * 4000)
+    >>> ids[0, 8:] = 0
+    >>> changed, positions, labels = mask_tokens(ids, tokenizer, torch.Generator())
+    >>> (labels != -100).sum(1)[:2].tolist()  # 15% of 8 tokens, and of 20
+    [1, 3]
+    >>> shown = changed.gather(1, positions)[1:]
+    >>> [round((shown == one).float().mean().item(), 1) for one in (4, labels[1:])]
+    [0.8, 0.1]
+    """
     B = len(ids)
     M = masked_count(ids.shape[1])
     budget = MASKED * (ids != tokenizer.pad_id).sum(1)  # (B,)
@@ -697,7 +774,19 @@ class Lamb(torch.optim.Optimizer):
     adapt=False omits the ratio everywhere: BERT's AdamW, for fine-tuning (official code).
 
     parameters: tensors or groups, as for the optimizers of torch. A group may have its own lr,
-    weight_decay and adapt."""
+    weight_decay and adapt.
+
+    A first step with gradient (7, 0): u = (0.1 * 7 / (sqrt(0.001) * 7), 0) = (3.16, 0). A bias
+    moves by lr u. A matrix of norm 5 moves by 5 lr, however large its gradient is.
+
+    >>> matrix = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    >>> bias = nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> for w in (matrix, bias):
+    ...     w.grad = torch.tensor([7.0, 0.0]).view_as(w)
+    >>> Lamb([matrix, bias], lr=0.1, weight_decay=0.0).step()
+    >>> [round(value, 2) for w in (matrix, bias) for value in w.flatten().tolist()]
+    [2.5, 4.0, 2.68, 4.0]
+    """
     B1 = 0.9
     B2 = 0.999
     EPS = 1e-6
@@ -743,8 +832,11 @@ class Lamb(torch.optim.Optimizer):
 
 def schedule(step, steps, warmup):
     """Fraction of the peak learning rate at a step, counted from 0. Linear warm-up over warmup x
-    steps, then a linear decay counted from step 0, so the rate drops between them (official
-    code)."""
+    steps, then a linear decay counted from step 0, so the rate drops between them (official code).
+
+    >>> [schedule(step, 8, 0.25) for step in range(9)]
+    [0.0, 0.5, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0]
+    """
     rise = round(warmup * steps)
     if step < rise:
         return step / rise
@@ -1017,7 +1109,12 @@ def begin_task(task, source, cfg, number, device):
 
 def average_predictions(kind, several):
     """Sec. 4.9: mean probabilities, or mean values of a regression. For SQuAD the mean probability
-    of each span, and the mean odds of "no answer"."""
+    of each span, and the mean odds of "no answer".
+
+    >>> members = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()
+    >>> [round(value, 2) for value in average_predictions("class", [*members])[0].tolist()]
+    [0.55, 0.45]
+    """
     if kind == "value":
         return torch.stack(several).mean(0)
     if kind != "span":

@@ -14,13 +14,24 @@ Run:     python autobert_zero.py --search --dry_run     a few steps of every pha
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
 Map:     Table 1 -> infer, table_1        Eq. 1, 2 -> AttentionMixer       Fig. 7 -> PUBLISHED
          Sec. 3.1 -> ConvMixer, sample_arch, grow    Eq. 3 -> ucb    Fig. 3 -> SuperNet, slot
-         Alg. 1 -> propose, search        App. D.1 -> score_candidate      App. D.2 -> pretrain
-         Fig. 6, Table 7 -> tests/claims          Fig. 5, 8 are not built
+         Alg. 1 -> op_nas                 App. D.1 -> score_candidate      App. D.2 -> pretrain
+         Fig. 6, Table 7 -> tests/claims          Table 5, Fig. 5 -> EXERCISES.md
+         Fig. 8 needs many full trainings: tests/claims, table and sharing, has small ones
+         Fig. 9 to 11 are drawings that the text does not give
+Symbols: the paper's           here                              shape
+         n, d, d_h, H or A     T, hidden, head_dim, heads
+         X, W_Q to W_P, W_O    x, inputs, output                 (B, T, H), (I H, H), (H, H)
+         Q, K, V, P            INPUTS                            (B, N, T, D) each
+         kernel, its matrix    kernel, transform                 (N, K), (K, K)
+         super-net             SuperNet, slot
+         M, A, K, P            history, sample_arch, parents     Alg. 1
+         p, p', c              parent, child                     Alg. 1
+         u_i, mu_i, N_i, N     bounds, mu, N_i, N                Eq. 3, one each for an operation
+         p_1 ... p_n           probabilities                     Sec. 3.2
 Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a layer can be),
-         SuperNet (how candidates share weights), ucb, OperationPriority, mutate, propose,
-         score_candidate, search (Alg. 1), train_step. Skip at first: canonical, the text form,
-         find_softmax_attention, band_matrix, slot, grow, the edits, and everything between search
-         and train_step.
+         SuperNet (how candidates share weights), train_step, ucb, OperationPriority, mutate,
+         propose, score_candidate, op_nas (Alg. 1). Skip at first: canonical, the text form,
+         find_softmax_attention, band_matrix, slot, grow, the edits, and what follows op_nas.
 Differs: There are 51 departures from the paper, D1 to D51: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
@@ -180,7 +191,11 @@ OPS = UNARY + BINARY
 
 
 def infer(op, *shapes):
-    """The shape of an operation's result, or None if it is illegal on operands of these shapes."""
+    """The shape of an operation's result, or None if it is illegal on operands of these shapes.
+
+    >>> infer("matmul", "nd", "dn"), infer("matmul", "nd", "nd"), infer("cosine", "nd", "nd")
+    ('nn', None, 'nn')
+    """
     if None in shapes:
         return None
     first = shapes[0]
@@ -202,7 +217,9 @@ def path_of(expression):
     """{operation: shape} of the distinct operations of an expression, in order of evaluation. The
     shape of an illegal operation is None.
 
-    That of (Q @ K.T) @ V, in the text form, is {K.T: "dn", Q @ K.T: "nn", (Q @ K.T) @ V: "nd"}.
+    >>> path = path_of(("matmul", ("matmul", "Q", ("transpose", "K")), "V"))
+    >>> {formula(operation): shape for operation, shape in path.items()}
+    {'K.T': 'dn', 'Q @ K.T': 'nn', 'Q @ K.T @ V': 'nd'}
     """
     path = {}
 
@@ -240,7 +257,11 @@ def names_in(expression):
 
 
 def canonical(expression):
-    """The form for comparing expressions: K + Q becomes Q + K."""
+    """The form for comparing expressions: the operands of add are sorted.
+
+    >>> canonical(("add", ("add", "K", "Q"), "P"))
+    ('add', 'P', ('add', 'Q', 'K'))
+    """
 
     def order(operand):
         """The number of operations, then the operations, then the inputs."""
@@ -571,14 +592,14 @@ BAND_TOKENS = 1024  # longest sequence that runs as a band matrix
 def band_matrix(weights, T):
     """(N, T, T): multiplying by it convolves T tokens with kernels (N, K).
 
-    Row t holds the kernel, centred at column t. For T = 3 and the kernel a b c:
+    Row t holds the kernel, centred at column t:
 
-        b c 0
-        a b c
-        0 a b
+    >>> band_matrix(torch.tensor([[1, 2, 3]]), T=3)[0].tolist()
+    [[2, 3, 0], [1, 2, 3], [0, 1, 2]]
 
-    T copies of the kernel, each followed by T zeros, are a b c 0 0 0 a b c 0 0 0 a b c 0 0 0. In
-    rows of T + K - 1 = 5, each copy begins one column later. The middle T columns are the result:
+    T copies of a kernel a b c, each followed by T zeros, are a b c 0 0 0 a b c 0 0 0 a b c 0 0 0.
+    In rows of T + K - 1 = 5, each copy begins one column later. The middle T columns are the
+    result:
 
         a | b c 0 | 0
         0 | a b c | 0
@@ -806,14 +827,17 @@ def count(arch, cfg):
 def slot(name, value, arch):
     """Where the super-net stores a candidate's weight: (name there, index of the part).
 
-    For example, layer 0 is an attention of Q and P, and layer 1 a convolution with kernel 9. Names
-    are without "encoder.layers.":
+    Other weights than those of these three kinds keep name and shape. Layer 0 is an attention of Q
+    and P, two rows each, and layer 1 a convolution with kernel 9:
 
-        a candidate's weight        its place in the super-net
-        0.attention.inputs.weight   the rows of Q and P in the same weight (and .bias)
-        1.conv.kernel               the columns 28 to 36, the centre of 65, in the same weight
-        1.conv.transform            all of 1.conv.transform.9
-        any other                   all of the same weight
+    >>> arch = parse_arch("softmax(scale(Q @ P.T)) @ Q | conv9")
+    >>> name, rows = slot("encoder.layers.0.attention.inputs.bias", torch.zeros(4), arch)
+    >>> rows.tolist()  # of Q, K, V, P
+    [0, 1, 6, 7]
+    >>> slot("encoder.layers.1.conv.kernel", torch.zeros(2, 9), arch)[1]  # the centre of 65
+    (slice(None, None, None), slice(28, 37, None))
+    >>> slot("encoder.layers.1.conv.transform", torch.eye(9), arch)
+    ('encoder.layers.1.conv.transform.9', Ellipsis)
     """
     everything = ...
     match name.split("."):
@@ -853,10 +877,17 @@ def cut_out(weights, model):
 
 
 class SuperNet:
-    """Bi-branch weight sharing (Sec. 3.2, BIWS). A layer has an attention with four inputs, a
-    convolution with kernel 65 and a transform for each smaller kernel, and one FFN.
+    """Bi-branch weight sharing (Sec. 3.2, BIWS; Figure 3). It never runs. Candidates fetch weights
+    and write them back. A layer, and what an attention of Q and P and a convolution take from it:
 
-    It never runs. Candidates fetch weights and write them back.
+        attention     W_Q    W_K    W_V    W_P    W_O
+                      ^^^                  ^^^    ^^^          softmax(scale(Q @ P.T)) @ Q
+        convolution   0 ........ 28 ... 36 ........ 64         kernel of each head
+                                 ^^^^^^^^^                     conv9: the centre, times transform 9
+                      transforms 3  5  7  9  15  31            one for each smaller kernel
+                                          ^
+                      its input and output projections         both conv9 and conv65
+        both          FFN, LayerNorms                          every candidate
     """
 
     def __init__(self, cfg):
@@ -919,11 +950,20 @@ def mask_tokens(ids, tokenizer, generator):
     """BERT's masking of ids (B, T): MASK_RATE of the tokens are predicted. 80% of these become
     [MASK], 10% a random token, and 10% stay.
 
-    Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). If
-    fewer than M tokens are masked, filler has the label -100.
+    Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). M
+    depends on B and T alone. If fewer than M tokens are masked, filler has the label -100.
+
+    >>> class tokenizer:
+    ...     pad_id, cls_id, sep_id, mask_id, vocab_size = 0, 2, 3, 4, 1000
+    >>> ids = torch.tensor([[2, 11, 12, 3, 21, 22, 23, 3]] * 20)  # 8 tokens, 5 of text
+    >>> changed, positions, labels = mask_tokens(ids, tokenizer, torch.Generator())
+    >>> len(labels), (labels != -100).sum().item()  # 15% of 160, and of 100
+    (24, 15)
+    >>> torch.equal(ids.flatten()[positions[:15]], labels[:15])
+    True
     """
-    # D17 (ours): the masking rate holds for a micro-batch, so that it is the same for short sequences
-    # (D39). BERT rounds it for each sequence: 8 tokens have 5 of text, and one of 5 is 20%
+    # D17 (ours): the masking rate holds for a micro-batch, so that short sequences (D39) have the
+    # same. BERT rounds it for each sequence: 8 tokens have 5 of text, and one of 5 is 20%
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
@@ -951,7 +991,11 @@ CLIP = 1.0  # largest gradient norm, BERT's
 
 def schedule(step, steps, warmup):
     """Fraction of the peak learning rate: linear warm-up for warmup x steps, then linear decay to 0
-    (App. D.1)."""
+    (App. D.1).
+
+    >>> [schedule(step, 8, 0.5) for step in range(9)]
+    [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise
@@ -1242,7 +1286,22 @@ def sample_arch(rng, cfg):
 
 def ucb(samples, alpha):
     """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). samples: for each option,
-    the scores of the candidates that have it."""
+    the scores of the candidates that have it.
+
+    N = 5 and sqrt(2 log 5) = 1.794, so that the bonus is 0.1794 for N_i = 1, and half for N_i = 4.
+    An untried option has the mean of all samples, 0.7 (D8):
+
+    >>> [round(bound, 3) for bound in ucb([[1.0, 0.5, 0.5, 1.0], [0.5], []], alpha=0.1)]
+    [0.84, 0.679, 0.879]
+
+    The softmax of scores of 0.80 and 0.83, and of the same in percent (D9):
+
+    >>> for scores in ([[0.80], [0.83]], [[80.0], [83.0]]):
+    ...     chances = torch.tensor(ucb(scores, alpha=0.01)).softmax(0)
+    ...     print([round(chance, 3) for chance in chances.tolist()])
+    [0.493, 0.507]
+    [0.047, 0.953]
+    """
     # D21 (ours): N, N_i and mu_i are of the samples at one position. In the paper N counts all
     # operations, and mu_i is the mean over all paths with the operation
     N = max(1, sum(map(len, samples)))
@@ -1329,7 +1388,13 @@ def with_operand(operation, side, operand):
 
 def replace(old, others):
     """Another operation on the same operands. One operand of a binary operation may also gain or
-    lose a transpose: cos(a, b) becomes a @ b.T in one edit, since no step between them is legal."""
+    lose a transpose: cos(a, b) becomes a @ b.T in one edit, since no step between them is legal.
+
+    >>> bert = parse_formula(BERT_ATTENTION)
+    >>> cosine = parse_formula("softmax(scale(cos(Q, K))) @ V")
+    >>> cosine in legal_children(bert, replace, 1), bert in legal_children(cosine, replace, 0)
+    (True, True)
+    """
     op, *operands = old
     yield from applied(operands, others)
     if op in BINARY:
@@ -1352,7 +1417,17 @@ def insert(old, others):
 
 
 def delete(old, others):
-    """One of the operands in place of the operation."""
+    """One of the operands in place of the operation. BERT's attention can lose two of its five:
+
+    >>> for index in range(5):
+    ...     children = legal_children(parse_formula(BERT_ATTENTION), delete, index)
+    ...     print([formula(child) for child in children])
+    []
+    []
+    ['softmax(Q @ K.T) @ V']
+    ['scale(Q @ K.T) @ V']
+    []
+    """
     yield from old[1:]
 
 
@@ -1424,7 +1499,7 @@ def mutate(parent, rng, priority, cfg):
     Then a random layer changes inside, by the priorities."""
     child = list(parent)
     # D16 (ours): only half of the children change a kind, so that a child can differ in one layer
-    if rng.random() < 0.5:  # inter-layer, as in a plain evolution (Sec. 3.2)
+    if rng.random() < 0.5:  # line 6: inter-layer, as in a plain evolution (Sec. 3.2)
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
@@ -1434,7 +1509,7 @@ def mutate(parent, rng, priority, cfg):
             child[layer] = rng.choice(attentions)
         else:
             child[layer] = sample_attention(rng, cfg)
-    layer = rng.randrange(len(child))  # intra-layer
+    layer = rng.randrange(len(child))  # line 7: intra-layer
     if isinstance(child[layer], int):
         child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
     else:
@@ -1443,7 +1518,11 @@ def mutate(parent, rng, priority, cfg):
 
 
 def round_sizes(cfg):
-    """The number of candidates per round: the initial population, then children."""
+    """The number of candidates per round: the initial population, then children.
+
+    >>> round_sizes(Config(population=60, rounds=2))
+    [25, 25, 10, 25, 25]
+    """
     later = cfg.parents * cfg.children
     # D11 (ours): the population is split into rounds of the same size, so that the super-net learns
     # from the start
@@ -1452,8 +1531,8 @@ def round_sizes(cfg):
 
 
 def propose(history, number, cfg):
-    """The candidates of a round, [(id of the parent or None, architecture)], equal in every
-    process.
+    """The candidates of a round (Alg. 1, lines 1, 4 to 7, 12), [(id of the parent or None,
+    architecture)], equal in every process.
 
     history: the candidates so far, dicts with "id", "arch" (text), "score" and "diverged".
     """
@@ -1462,19 +1541,19 @@ def propose(history, number, cfg):
     initial = number < len(sizes) - cfg.rounds
     parents = []
     if not initial and cfg.strategy != "random":
-        parents = ranked(history)[:cfg.parents]  # Alg. 1, line 4
-    priority = OperationPriority(history, cfg)  # Alg. 1, line 12
+        parents = ranked(history)[:cfg.parents]  # line 4
+    priority = OperationPriority(history, cfg)  # line 12
     seen = {line["arch"] for line in history}
     proposals = []
     while len(proposals) < sizes[number]:
         if parents:
-            turn = len(proposals) // cfg.children  # a parent has all its children in one turn
+            turn = len(proposals) // cfg.children  # line 5: a parent's children are one turn
             line = parents[turn % len(parents)]
             parent = line["id"]
-            arch = mutate(parse_arch(line["arch"]), rng, priority, cfg)  # Alg. 1, lines 6, 7
+            arch = mutate(parse_arch(line["arch"]), rng, priority, cfg)  # lines 6, 7
         else:
             parent = None
-            arch = sample_arch(rng, cfg)  # Alg. 1, line 1
+            arch = sample_arch(rng, cfg)  # line 1
         text = arch_text(arch)
         if text not in seen:  # no duplicates (D19)
             seen.add(text)
@@ -1483,21 +1562,21 @@ def propose(history, number, cfg):
 
 
 def score_candidate(arch, round_number, supernet, data, cfg, path):
-    """Evaluate one candidate (App. D.1, "model evaluation"): pre-train it, then fine-tune copies of
-    it on the proxy tasks. Returns {score, scores, diverged, seconds}. Saves the pre-trained weights
-    as path.pt.
+    """Evaluate one candidate (Alg. 1, lines 8, 9; App. D.1, "model evaluation"): pre-train it, then
+    fine-tune copies of it on the proxy tasks. Returns {score, scores, diverged, seconds}. Saves the
+    pre-trained weights as path.pt.
 
     Each round reads its own part of the text. The warm start and the finalists have more steps:
     they read round 0's part, and on into the next.
     """
     began = time.perf_counter()
     model = LanguageModel(arch, cfg, shared=True)
-    supernet.fetch(model)  # Alg. 1, line 8
+    supernet.fetch(model)  # line 8
     model = move(model, data.device)
     checkpoint = path.with_suffix(".training.pt")
     scores = {}
     diverged = False
-    try:
+    try:  # line 9
         train_candidate(
             model, data, cfg, Ranks(0, 1, data.device), checkpoint, round_number)
         scores = {name: score_task(model, task, cfg, data.device)
@@ -1563,13 +1642,29 @@ def score_candidates(archs, round_number, supernet, run, name, data, cfg, best=1
 
 
 def op_nas(supernet, loop, run, data, cfg):
-    """OP-NAS (Algorithm 1). Returns the history of all candidates. A round is a step of the loop,
-    so that a stopped search continues with its current round."""
+    """OP-NAS (Algorithm 1). Returns the history of all candidates, M. Its lines:
+
+         1      draw a population of random architectures (`sample_arch`)
+         2      evaluate it (`score_candidate`)
+         3      repeat, here for a fixed number of rounds (D34)
+         4          the parents are the K candidates with the best scores (`propose`)
+         5          for each parent, `children` times
+         6              change the kind of a random layer, here in half of the children (`mutate`)
+         7              change a random layer inside; the priorities draw the operation (`choose`)
+         8              take the child's weights from the super-net (`SuperNet.fetch`)
+         9              pre-train the child and score it on the proxy tasks
+        10      end for. BIWS writes the weights of the round back (`SuperNet.write_back`)
+        11          add the children to the history
+        12          compute Eq. 3 again from the history (`OperationPriority`)
+        13      until the last round
+
+    The initial population is split into rounds too (D11). A round is a step of the loop, so that a
+    stopped search continues with its current round."""
     history = loop.state.setdefault("history", [])
-    for number, _ in loop():
+    for number, _ in loop():  # lines 3, 13
         forget_round(run, number - 1)  # its results are in the checkpoint
         write_history(run, history)
-        proposals = propose(history, number, cfg)  # lines 1, 4 to 7
+        proposals = propose(history, number, cfg)  # lines 1, 4 to 7, 12
         by_id = dict(enumerate(proposals, len(history)))
         archs = {key: arch for key, (_, arch) in by_id.items()}
         best = score_to_beat(history, data)
@@ -1578,7 +1673,7 @@ def op_nas(supernet, loop, run, data, cfg):
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
             for key, (parent, arch) in by_id.items()]
-        if cfg.weight_sharing == "biws":  # Sec. 3.2, BIWS (1): after each round
+        if cfg.weight_sharing == "biws":  # line 10. Sec. 3.2, BIWS (1): after each round
             supernet.write_back(
                 (archs[line["id"]], load_file(run.folder / f"round-{number}" / f"{line['id']}.pt"))
                 for line in reversed(ranked(lines)))
@@ -2094,10 +2189,13 @@ def short_form(arch):
 
 
 def simplify(expression):
-    """An equal expression with fewer minus signs: neg(cos(Q, K)) @ neg(P) becomes cos(Q, K) @ P.
+    """An equal expression with fewer minus signs.
 
     A minus sign moves out of linear and odd operations. A cosine ignores the scale of its operands.
     This is for display. A search keeps the formulas that it drew.
+
+    >>> formula(simplify(parse_formula("neg(cos(Q, K)) @ neg(P)")))
+    'cos(Q, K) @ P'
     """
 
     def simple(part):

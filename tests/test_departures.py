@@ -1,5 +1,5 @@
-"""Departures from the papers are numbered in the order of the file and have a kind. The pages are up
-to date."""
+"""Departures from the papers are numbered in the order of the file and have a kind, and the pages
+are up to date."""
 import re
 
 import pytest
