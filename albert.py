@@ -538,13 +538,13 @@ def join(segment_a, length_a, segment_b, length_b, tokenizer):
     (B,).
 
     >>> tokenizer = namedtuple("Tokenizer", "pad_id cls_id sep_id")(0, 2, 3)
-    >>> a = torch.tensor([[11, 12], [11, 12]])
-    >>> b = torch.tensor([[21, 0], [0, 0]])
+    >>> a = torch.tensor([[11, 12, 0], [11, 12, 0]])
+    >>> b = torch.tensor([[21, 0, 0], [0, 0, 0]])
     >>> ids, types, lengths = join(a, torch.tensor([2, 2]), b, torch.tensor([1, 0]), tokenizer)
     >>> ids.tolist()
-    [[2, 11, 12, 3, 21], [2, 11, 12, 3, 0]]
+    [[2, 11, 12, 3, 21, 3], [2, 11, 12, 3, 0, 0]]
     >>> types.tolist(), lengths.tolist()
-    ([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], [6, 4])
+    ([[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]], [6, 4])
     """
     size, width = segment_a.shape
     positions = torch.arange(width + 3).expand(size, -1)  # (B, T)
@@ -684,8 +684,8 @@ def pick_ngrams(ids, tokenizer, budget, generator):
     ...     pad_id, cls_id, sep_id = 0, 2, 3
     ...     starts_word = torch.arange(10) != 6  # 6 continues a word, but not as a segment's first
     >>> begins, ends = find_words(torch.tensor([[2, 9, 9, 9, 9, 6, 6, 3, 6, 9, 3]]), tokenizer)
-    >>> ends[0].tolist()
-    [-1, 2, 3, 4, 7, 7, 7, -1, 9, 10, -1]
+    >>> begins[0].nonzero()[:, 0].tolist(), ends[0].tolist()
+    ([1, 2, 3, 4, 8, 9], [-1, 2, 3, 4, 7, 7, 7, -1, 9, 10, -1])
 
     N-grams are tried at positions 3, 2, 9 and 1, the first of 3 words, the others of 2. At 3: house
     and correspondents are chosen, 4 tokens, since a [SEP] follows. At 2: white and house are
