@@ -107,7 +107,7 @@ class Config:
     heads: int = 12  # H / 64, Sec. 3.1 [>= 1]
     ffn: int = 3072  # 4 H, Sec. 3.1 [>= 1]
     embedding: int = 128  # E, Table 3. 0: H. E = H has no mapping, as in BERT
-    mapped: bool = False  # a mapping even where E = H, as in Hugging Face's ALBERT (D9)
+    mapped: bool = False  # a mapping even where E = H, as in Hugging Face's ALBERT (D5)
     share: Literal["all", "attention", "ffn", "none"] = "all"  # what the layers share, Table 4
     groups: int = 1  # groups of layers that share weights. L / groups is the M of Sec. 4.5 [>= 1]
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: tanh form, ALBERT's
@@ -122,7 +122,7 @@ class Config:
     length: int = 512  # tokens per sequence, special ones included, Sec. 4.1 [>= 8]
     steps: int = 125000  # Sec. 4.1 [>= 1]
     batch: int = 4096  # sequences per step, Sec. 4.1 [>= 1]
-    lr: float = 1.76e-3  # peak learning rate for a batch of 4,096, Sec. 4.1 (D19) [> 0]
+    lr: float = 1.76e-3  # peak learning rate for a batch of 4,096, Sec. 4.1 (D12) [> 0]
     warmup: float = 0.025  # fraction of the steps: 3,125 of 125,000 (official code) [0, 1)
     dev_examples: int = 1024  # held-out sequences of an evaluation, rounded up to 64s [>= 1]
     # tasks, by default the demo data
@@ -148,9 +148,9 @@ LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
     "base": dict(),
     "large": LARGE,
-    # D12* (conflict): xlarge has H / 64 = 32 heads (Sec. 3.1). The released one has 16
+    # D1* (conflict): xlarge has H / 64 = 32 heads (Sec. 3.1). The released one has 16
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),
-    # D17 (ours): xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote
+    # D2 (ours): xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote
     # 5): train with --layers 6, then --init that run with --layers 12
     "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384),
     "bert-base": dict(embedding=0, share="none"),
@@ -215,7 +215,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(cfg.hidden, cfg.hidden)
         self.output = nn.Linear(cfg.hidden, cfg.hidden)
         self.norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
-        # D15* (silent): one dropout rate for attention and hidden states, as in the released
+        # D3* (silent): one dropout rate for attention and hidden states, as in the released
         # configurations. The official code has two settings
         self.dropout = nn.Dropout(cfg.dropout)
 
@@ -280,13 +280,13 @@ class Encoder(nn.Module):
         self.depth = cfg.layers
         self.recompute = cfg.recompute
         self.token_embedding = nn.Embedding(cfg.vocab_size, E)  # V x E, Sec. 3.1
-        # D31 (conflict): positions and token types are embedded in E dimensions, as in the official
+        # D4 (conflict): positions and token types are embedded in E dimensions, as in the official
         # code. The 60M, 225M and 499M parameters of Tables 1 and 12 imply H dimensions
         self.position_embedding = nn.Embedding(cfg.positions, E)
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # D9 (conflict): there is no mapping E x H (Sec. 3.1) if E = H. This matches Table 3's 31M
+        # D5 (conflict): there is no mapping E x H (Sec. 3.1) if E = H. This matches Table 3's 31M
         # and the official code. Hugging Face folders have one
         mapped = cfg.mapped or E != cfg.hidden
         self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
@@ -422,7 +422,7 @@ class SpanModel(nn.Module):
     def __init__(self, cfg):
         super().__init__()
         self.encoder = Encoder(cfg)
-        # D13 (conflict): no dropout before SQuAD v1.1's head, as in the official code. Table 14
+        # D6 (conflict): no dropout before SQuAD v1.1's head, as in the official code. Table 14
         # gives it 0.1
         self.span = nn.Linear(cfg.hidden, 2)
         init_weights(cfg.init_std, self.span)
@@ -589,7 +589,7 @@ def sentence_pairs(segments, tokenizer, objective, generator):
     a = segments.segment_a, segments.length_a
     b = segments.segment_b, segments.length_b
     original = *a, *b
-    # D1* (conflict): a text without a sentence boundary is one segment and has no label. The order
+    # D7* (conflict): a text without a sentence boundary is one segment and has no label. The order
     # loss is a mean over all sequences, so that it counts less. The official code pairs such a text
     # with another document and calls that "swapped"
     labelled = segments.length_b > 0  # (B,)
@@ -610,7 +610,7 @@ def sentence_pairs(segments, tokenizer, objective, generator):
 
 
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
-# D3* (silent): 15% of the tokens are predicted, 77 of 512. The official code has at most 20
+# D8* (silent): 15% of the tokens are predicted, 77 of 512. The official code has at most 20
 MASKED = 0.15
 
 
@@ -654,7 +654,7 @@ def spend_budget(budget, starts, sizes, ends):
     for start, size in zip(starts, sizes):
         stop = start
         for _ in range(size):
-            # D2* (silent): n-grams stay inside a segment, since a special token is not a word. In
+            # D9* (silent): n-grams stay inside a segment, since a special token is not a word. In
             # the official code they cross [SEP]
             end = ends[stop] if stop < len(ends) else -1
             if end < 0 or end - start > budget:
@@ -708,7 +708,7 @@ def pick_ngrams(ids, tokenizer, budget, generator):
 
 
 def masked_count(length):
-    """M, the number of masked positions of a sequence (D3)."""
+    """M, the number of masked positions of a sequence (D8)."""
     return round(MASKED * length)
 
 
@@ -735,7 +735,7 @@ def mask_tokens(ids, tokenizer, generator):
     M = masked_count(ids.shape[1])
     budget = MASKED * (ids != tokenizer.pad_id).sum(1)  # (B,)
     budget = budget.round().long().clamp(1, M)
-    # D14* (silent): masks are drawn again in each pass. The official data hold 40 copies of each
+    # D10* (silent): masks are drawn again in each pass. The official data hold 40 copies of each
     # text with fixed masks
     chosen = pick_ngrams(ids, tokenizer, budget, generator)
     # chosen tokens first, from left to right
@@ -814,7 +814,7 @@ class Lamb(torch.optim.Optimizer):
         if not state:
             state["m"] = torch.zeros_like(w)
             state["v"] = torch.zeros_like(w)
-        # D18 (conflict): LAMB has no bias correction of m and v, as in the official code. You et
+        # D11 (conflict): LAMB has no bias correction of m and v, as in the official code. You et
         # al. have it
         state["m"].lerp_(w.grad, 1 - self.B1)
         state["v"].mul_(self.B2)
@@ -845,7 +845,7 @@ def schedule(step, steps, warmup):
 
 def learning_rate(step, cfg):
     """The learning rate of a step of pre-training (Sec. 4.1)."""
-    # D19 (silent): the learning rate is scaled with the square root of the batch size (You et al.).
+    # D12 (silent): the learning rate is scaled with the square root of the batch size (You et al.).
     # The paper has only batches of 4,096
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)
     return peak * schedule(step, cfg.steps, cfg.warmup)
@@ -857,10 +857,10 @@ SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 def cut_segments(corpus, cfg, objective, number, size):
     """The text of `size` examples of the endless stream, from example `number`, as
     data.corpus.Segments."""
-    # D11* (silent): segments are adjacent whole sentences, so that the cut cannot reveal the order.
+    # D13* (silent): segments are adjacent whole sentences, so that the cut cannot reveal the order.
     # Two that do not fit have no label. The official code removes tokens at random ends
-    # D21* (silent): a short sequence keeps two sentences, which may exceed the drawn length
-    # D25* (silent): NSP's other segment has about the size of the segment that it replaces, so that
+    # D14* (silent): a short sequence keeps two sentences, which may exceed the drawn length
+    # D15* (silent): NSP's other segment has about the size of the segment that it replaces, so that
     # the size does not reveal the label. The official code fills the sequence up
     return corpus.sentence_runs(number, size, cfg.length - 3, cfg.seed, SHORT,
                                 others=objective == "nsp")
@@ -895,7 +895,7 @@ def training_batches(data, cfg, ranks, begin):
     for step in range(begin, cfg.steps):
         first = step * cfg.batch
         segments = cut_segments(data.train, cfg, cfg.objective, first, cfg.batch)
-        # D27 (silent): the sequences of a step are sorted by length into its micro-batches, so that
+        # D16 (silent): the sequences of a step are sorted by length into its micro-batches, so that
         # few are padded
         lengths = segments.length_a + segments.length_b
         micro_batches = lengths.argsort(stable=True).split(size)
@@ -909,7 +909,7 @@ def training_batches(data, cfg, ranks, begin):
 
 
 def count_labels(batch):
-    """The divisors of the two losses (2,): masked tokens, and all sequences (D1). If few sequences
+    """The divisors of the two losses (2,): masked tokens, and all sequences (D7). If few sequences
     are labelled, a mean over these alone would add noise that outweighs the masked words."""
     masked_tokens = (batch["labels"] != -100).sum()
     sequences = masked_tokens.new_tensor(len(batch["ids"]))
@@ -938,7 +938,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
             loss = summed_losses(network, batch, cfg) / totals
             loss.sum().backward()
         losses += loss.detach()
-    # D6* (silent): the mean gradient of the batch is clipped once. The official code clips the
+    # D17* (silent): the mean gradient of the batch is clipped once. The official code clips the
     # gradient of each replica and adds them
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
@@ -987,9 +987,9 @@ def evaluate_language_model(model, data, cfg, ranks):
     """The intrinsic tasks of Table 5: {"mlm_loss" in nats, "mlm_accuracy", "mlm_labels" (their
     number), and accuracy and labels of "nsp" and "sop"}. An accuracy without labels is None. One
     two-way head serves both NSP and SOP."""
-    # D4 (ours): pre-training is evaluated on held-out documents. The paper has dev text of SQuAD
+    # D18 (ours): pre-training is evaluated on held-out documents. The paper has dev text of SQuAD
     # and RACE (Sec. 4.2.1)
-    # D5 (silent): masked words are scored on pairs in their order, on the same tokens for every
+    # D19 (silent): masked words are scored on pairs in their order, on the same tokens for every
     # objective. With the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
@@ -1034,7 +1034,7 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "QQP": (5e-5, 128, 0.1, 14000, 1000, 512, "accuracy"),
     "RTE": (3e-5, 32, 0.1, 800, 200, 512, "accuracy"),
     "MRPC": (2e-5, 32, 0.0, 800, 200, 512, "accuracy"),
-    # D10 (ours): WNLI and QNLI are trained like the other tasks, without the test-set tricks of
+    # D21 (ours): WNLI and QNLI are trained like the other tasks, without the test-set tricks of
     # App. A.3
     "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),
     "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384, "f1"),
@@ -1057,7 +1057,7 @@ def recipes(cfg):
     result = {}
     for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items():
         if cfg.recipe == "v2":
-            # D30* (ours): with a v2 model all tasks have no dropout, like these models. The
+            # D22* (ours): with a v2 model all tasks have no dropout, like these models. The
             # official README has Table 14's values but for RACE: 1e-5 and no dropout, else it
             # diverges
             dropout = 0.0
@@ -1098,9 +1098,9 @@ def begin_task(task, source, cfg, number, device):
     model = move(model, device)
     optimizer = Lamb(
         model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
-    # D7* (silent): whole epochs are shuffled, with examples of similar length together. The
+    # D23* (silent): whole epochs are shuffled, with examples of similar length together. The
     # official code shuffles a buffer of 100 examples
-    # D8* (silent): evaluations are evenly spaced. The official code evaluates every 100 steps
+    # D24* (silent): evaluations are evenly spaced. The official code evaluates every 100 steps
     # The model with the best score on dev counts (Sec. 4.2.2)
     tuning = Tuning(
         task, optimizer, schedule, (seed,), cfg.accumulate, task.evaluation_steps(cfg.eval_every))
@@ -1119,7 +1119,7 @@ def average_predictions(kind, several):
         return torch.stack(several).mean(0)
     if kind != "span":
         return torch.stack(several).softmax(-1).mean(0)
-    # D22 (ours): a span that a model does not list has probability 0 there. The paper averages
+    # D25 (ours): a span that a model does not list has probability 0 there. The paper averages
     # spans "that have multiple probabilities": a span of one model alone could beat all others
     result = squad.Predictions({}, {}, {})
     for key in several[0]["nbest"]:
@@ -1153,7 +1153,7 @@ Pretrained = namedtuple("Pretrained", "path settings weights task trained")
 SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
          "positions")  # taken from --init
 # taken from --init, unless a flag differs
-# D29 (conflict): --activation may differ, since configurations of v1 models in Hugging Face folders
+# D26 (conflict): --activation may differ, since configurations of v1 models in Hugging Face folders
 # say "gelu", though the official code trained them with the tanh form (gelu_new)
 FREE = ("layers", "activation", "init_std", "dropout", "recipe")
 HEADS = ("head", "span", "answer")
@@ -1254,7 +1254,7 @@ def start_from(model, source, task=""):
 def extend_positions(model, trained, length):
     """Copy the rows of the first `trained` positions (None: all) to those after them, up to
     `length`. Returns a line about it, or "" if there are none."""
-    # D26 (ours): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # D27 (ours): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
     # 2020). Untrained ones slow the training on longer sequences: after 3,000 demo steps of 16
     # tokens and 1,000 of 128 the held-out loss is 4.46, 4.52, 4.48 with copies and 4.91, 4.90, 4.93
     # without
@@ -1276,9 +1276,9 @@ def pretrain(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        # D23* (silent): in a vocabulary made here the released one's symbols are not extra tokens,
+        # D29* (silent): in a vocabulary made here the released one's symbols are not extra tokens,
         # and no token has a digit before a comma (data/text.py)
-        # D24* (silent): the lines of a document are joined and split into sentences, and a document
+        # D30* (silent): the lines of a document are joined and split into sentences, and a document
         # ends after 100,000 characters (data/text.py)
         data = open_data(cfg, command, ranks, text=True)
         cfg = complete(cfg, source, data)
@@ -1295,7 +1295,7 @@ def pretrain_language_model(source, data, cfg, run):
     seed_everything(cfg.seed, "pretrain", "weights")
     model = LanguageModel(cfg)
     order_head = nn.ModuleList([model.pooler, model.order])
-    order_head.requires_grad_(cfg.objective != "none")  # D5
+    order_head.requires_grad_(cfg.objective != "none")  # D19
     start = "from scratch"
     if source:
         start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
@@ -1423,7 +1423,7 @@ def example_hashes(task, splits):
 
 def ensemble_job(task, cfg, folder):
     """The mean prediction of the runs of --ensemble for a task (Sec. 4.9)."""
-    # D16 (silent): the user names the members of an ensemble. The paper chooses them by dev scores
+    # D31 (silent): the user names the members of an ensemble. The paper chooses them by dev scores
     # (Sec. 4.9), but does not say how
     members = []
     hashes = example_hashes(task, [split for split in task.splits if split != "train"])

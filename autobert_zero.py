@@ -6,7 +6,7 @@ attention: a graph of primitive operations on two to four projections of its inp
 evolution, proposes candidates: its mutations prefer operations with high scores so far. A super-net
 with shared weights (BIWS) makes candidates cheap to evaluate.
 
-The preference has almost no effect (D9). With the paper's alpha of 0.01 and scores of 0.8 +- 0.03,
+The preference has almost no effect (D36). With the paper's alpha of 0.01 and scores of 0.8 +- 0.03,
 ten operations have probabilities of 0.0988 to 0.1007, so that OP-NAS mutates almost uniformly.
 
 Run:     python autobert_zero.py --search --dry_run     a few steps of every phase, under a minute
@@ -92,7 +92,7 @@ class Config:
     accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     init: str = ""  # run folder to start from: a search's super-net, a pre-training, RUN/TASK
-    # D13 (ours): the default vocabulary is SentencePiece's, trained on the corpus, or without one
+    # D1 (ours): the default vocabulary is SentencePiece's, trained on the corpus, or without one
     # on the training text of the tasks. The paper has WordPiece
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model. Default: trained
     weight_decay: float = 0.01  # of AdamW. BERT's in pre-training, App. D.1's in fine-tuning
@@ -108,7 +108,7 @@ class Config:
     # text
     corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text, in --finetune none
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
-    # D45 (silent): pre-training is evaluated on held-out documents
+    # D2 (silent): pre-training is evaluated on held-out documents
     held_out: float = 0.05  # documents: fraction (below 1, capped at 1,000) or count [> 0]
     # architecture
     arch: str = "autobert-zero"  # autobert-zero | bert | text form | best.json
@@ -126,7 +126,7 @@ class Config:
     batch: int = 160  # sequences per step, App. D.1 [>= 1]
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # fraction of the steps, App. D.1 [0, 1]
-    short: float = 0.0  # fraction of the steps, at the start, with length / 4 (D39) [0, 1]
+    short: float = 0.0  # fraction of the steps, at the start, with length / 4 (D26) [0, 1]
     # tasks
     glue: str = ""  # folder of the GLUE tasks, official layout. Default: demo tasks
     squad: str = ""  # folder of train-v1.1.json, ... Default: demo questions
@@ -145,16 +145,16 @@ class Config:
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks, or folders
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: uniform mutations
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
-    # D34 (ours): a search has a fixed number of rounds. Alg. 1 runs until convergence. 100 + 27 x
+    # D3 (ours): a search has a fixed number of rounds. Alg. 1 runs until convergence. 100 + 27 x
     # 25 = 775 candidates
     rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3, c of App. D.1. Weak below 0.1 [0, 1000]
     weight_sharing: Literal["biws", "none"] = "biws"  # biws: candidates write weights back | none
-    finalists: int = 0  # best candidates trained again, alone (D37). 0: none, as in the paper
+    finalists: int = 0  # best candidates trained again, alone (D48). 0: none, as in the paper
     finalist_times: int = 1  # finalists get this many times a candidate's steps and examples [>= 1]
-    warm_times: int = 0  # the warm start has this many times --steps (D40). 0 or --init: none
+    warm_times: int = 0  # the warm start has this many times --steps (D47). 0 or --init: none
 
 
 PRESETS = {
@@ -177,7 +177,7 @@ EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 # expression, an attention. An expression is a nested tuple of inputs and operations, such as
 # ("matmul", ("softmax", ("matmul", "Q", ("transpose", "K"))), "V"). Equal sub-expressions are one
 # operation. A shape is "nd" (tokens x head dim), "dn", "nn" or "dd".
-# D29 (ours): an attention has at most 12 operations. The paper sets no limit, and Figure 7's
+# D4 (ours): an attention has at most 12 operations. The paper sets no limit, and Figure 7's
 # longest has 11
 MAX_PATH = 12
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
@@ -185,7 +185,7 @@ INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
 PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, the binary operations that sum over an axis
 BINARY = ("add", *PRODUCTS)  # Table 1
-# D3 (ours): operations take matrices alone, no scalars as in Sec. 3.1. They suffice for all of
+# D5 (ours): operations take matrices alone, no scalars as in Sec. 3.1. They suffice for all of
 # Figure 7
 OPS = UNARY + BINARY
 
@@ -208,7 +208,7 @@ def infer(op, *shapes):
         return first if first == second else None
     if op == "matmul":
         return first[0] + second[1] if first[1] == second[0] else None
-    # D4 (silent): cosine and euclidean compare the rows of both matrices, n x d and m x d -> n x m,
+    # D6 (silent): cosine and euclidean compare the rows of both matrices, n x d and m x d -> n x m,
     # so that they can score
     return first[0] + second[0] if first[1] == second[1] else None
 
@@ -297,7 +297,7 @@ def why_illegal(expression):
 
 def searchable(expression):
     """Whether a search may propose an attention."""
-    # D22 (ours): a searched attention mixes tokens, by a product or a softmax over tokens. The
+    # D7 (ours): a searched attention mixes tokens, by a product or a softmax over tokens. The
     # paper does not ask for it
     mixes = any(op in PRODUCTS or (op, shape) == ("softmax", "dn")
                 for (op, *_), shape in path_of(expression).items())
@@ -403,19 +403,19 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6 (conflict): layers 10 and 12 add plain V, as the text has for layer 12. The figure's `add`
+    # D8 (conflict): layers 10 and 12 add plain V, as the text has for layer 12. The figure's `add`
     # has one operand
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
-# D27 (ours): AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built. The paper only draws
+# D9 (ours): AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built. The paper only draws
 # them
 
 
 def stretch(arch, layers):
     """Evenly spaced pairs of layers of an architecture, for another depth. Twice the depth repeats
     each pair after itself (App. D.2, large). An odd depth drops the last layer."""
-    # D14 (ours): depths other than 12 and 24 have evenly spaced pairs. The paper has no other
+    # D10 (ours): depths other than 12 and 24 have evenly spaced pairs. The paper has no other
     # depths
     pairs = [arch[first:first + 2] for first in range(0, len(arch), 2)]
     last = len(pairs) - 1
@@ -460,7 +460,7 @@ def euclidean(x, y):
     """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m). A matrix
     product avoids a buffer of (B, N, n, m, d). Autocast keeps it in float32."""
     distances = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
-    # D49 (ours): a distance is at least 0.001. Less is rounding error, which a later cosine
+    # D11 (ours): a distance is at least 0.001. Less is rounding error, which a later cosine
     # amplifies
     return distances.clamp_min(0.001)
 
@@ -470,12 +470,12 @@ def table_1(head_dim):
     return {
         "neg": torch.neg,
         "transpose": lambda x: x.transpose(-1, -2),
-        # D2 (conflict): scale divides by the root of Eq. 2's d_h. Table 1 has d_x and does not
+        # D12 (conflict): scale divides by the root of Eq. 2's d_h. Table 1 has d_x and does not
         # define it
         "scale": lambda x: x / math.sqrt(head_dim),
         "softmax": lambda x: F.softmax(x, dim=-1),
         "logsigmoid": F.logsigmoid,
-        # D15 (conflict): softsign is x / (1 + |x|), as in arXiv's Table 1. AAAI's x / (1 + x) has a
+        # D13 (conflict): softsign is x / (1 + |x|), as in arXiv's Table 1. AAAI's x / (1 + x) has a
         # pole
         "softsign": F.softsign,
         "add": torch.add,
@@ -497,7 +497,7 @@ def fill_padding(x, axis, value, mask):
 def hide_padding(op, operands, shape, mask):
     """The operands of an operation, with padding replaced so that sums over tokens ignore it.
     shape: of the first operand. Sums run over its last axis."""
-    # D5 (silent): no sum includes padding
+    # D14 (silent): no sum includes padding
     if shape[1] != "n":
         return operands
     x = operands[0]
@@ -522,7 +522,7 @@ def run_graph(path, inputs, mask=None, dropout=0.0):
         operands = [values[part] for part in parts]
         operands = hide_padding(op, operands, path.get(parts[0], "nd"), mask)
         values[operation] = table[op](*operands)
-        # D25 (silent): only an n x n softmax has dropout. The paper does not say where
+        # D15 (silent): only an n x n softmax has dropout. The paper does not say where
         if (op, shape) == ("softmax", "nn"):
             values[operation] = F.dropout(values[operation], dropout)
     return values
@@ -635,7 +635,7 @@ class ConvMixer(nn.Module):
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        # D18 (silent): kernels start random. With zeros all heads would average alike
+        # D16 (silent): kernels start random. With zeros all heads would average alike
         self.kernel = nn.Parameter(torch.randn(heads, size))
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
@@ -643,7 +643,7 @@ class ConvMixer(nn.Module):
     def forward(self, x, mask):
         x = F.glu(self.inputs(x), dim=-1)  # (B, T, 2H) -> (B, T, H)
         if mask is not None:
-            x = torch.where(mask[..., None], x, 0.0)  # D5
+            x = torch.where(mask[..., None], x, 0.0)  # D14
         kernel = self.kernel if self.transform is None else self.kernel @ self.transform
         return self.output(light_conv(x, kernel))
 
@@ -709,7 +709,7 @@ class Encoder(nn.Module):
 
 def init_weights(model, std):
     """BERT's initialisation."""
-    # D43 (silent): weights are not truncated at two standard deviations
+    # D17 (silent): weights are not truncated at two standard deviations
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
@@ -725,7 +725,7 @@ class LanguageModel(nn.Module):
         E = cfg.embedding or cfg.hidden
         self.encoder = Encoder(arch, cfg, shared)
         self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
-        # D46 (conflict): all sizes train NSP too, as in Sec. 4.1 and App. D.2. Table 4 lists MLM
+        # D18 (conflict): all sizes train NSP too, as in Sec. 4.1 and App. D.2. Table 4 lists MLM
         # alone for small and large
         self.next_sentence = nn.Linear(cfg.hidden, 2)
         self.transform = nn.Linear(cfg.hidden, E)
@@ -794,7 +794,7 @@ def count(arch, cfg):
     attention_parameters is "#Params of Att" of Tables 3 and 5: the input projections of the mixers,
     without W_O.
     """
-    # D47 (ours): FLOPs are of matrix products and convolutions, and embeddings are look-ups. App.
+    # D19 (ours): FLOPs are of matrix products and convolutions, and embeddings are look-ups. App.
     # D.3 counts as ELECTRA, which adds element-wise operations, and embeddings as products. Neither
     # count gives the 2.3e10 of Table 2: here 2.06e10, and with embeddings as products 2.65e10
     custom = {torch.ops.aten._euclidean_dist: distance_flops}
@@ -891,7 +891,7 @@ class SuperNet:
     """
 
     def __init__(self, cfg):
-        # D30 (silent): both branches share one FFN
+        # D20 (silent): both branches share one FFN
         four_inputs = parse_formula("Q + K + V + P")  # has the projections of all inputs
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
@@ -907,7 +907,7 @@ class SuperNet:
 
     def write_back(self, candidates):
         """Copy the weights of a round: pairs (arch, state_dict), the best score last."""
-        # D10 (silent): a weight comes from the round's best candidate that has it, after
+        # D21 (silent): a weight comes from the round's best candidate that has it, after
         # pre-training. A mean over candidates is not a network. The paper says neither how, nor
         # whether fine-tuned weights are meant
         for arch, state in candidates:
@@ -936,7 +936,7 @@ MASK_RATE = 0.15  # of the tokens, as in BERT
 def draw_next_sentence(segments, generator):
     """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,). Half
     continue the first segment (label 0), half are text from elsewhere (label 1)."""
-    # D28 (ours): the first segment may begin, and the second end, in mid-sentence, unlike BERT's.
+    # D22 (ours): the first segment may begin, and the second end, in mid-sentence, unlike BERT's.
     # Text without a sentence boundary has no label (-100): text from elsewhere begins with a
     # sentence, so the first words would reveal the label
     single = (segments.length_b == 0) | (segments.length_other == 0)
@@ -962,7 +962,7 @@ def mask_tokens(ids, tokenizer, generator):
     >>> torch.equal(ids.flatten()[positions[:15]], labels[:15])
     True
     """
-    # D17 (ours): the masking rate holds for a micro-batch, so that short sequences (D39) have the
+    # D23 (ours): the masking rate holds for a micro-batch, so that short sequences (D26) have the
     # same. BERT rounds it for each sequence: 8 tokens have 5 of text, and one of 5 is 20%
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
@@ -1009,7 +1009,7 @@ def learning_rate(step, cfg):
 
 def make_optimizer(model, weight_decay):
     """AdamW with weight decay on all matrices except transforms."""
-    # D50 (silent): transforms have no weight decay, so that they stay near the identity
+    # D24 (silent): transforms have no weight decay, so that they stay near the identity
     decayed = []
     others = []
     for name, value in model.named_parameters():
@@ -1017,7 +1017,7 @@ def make_optimizer(model, weight_decay):
         (decayed if matrix else others).append(value)
     groups = [{"params": decayed, "weight_decay": weight_decay},
               {"params": others, "weight_decay": 0.0}]
-    # D44 (ours): weight decay is decoupled (AdamW). App. D.2 says Adam
+    # D25 (ours): weight decay is decoupled (AdamW). App. D.2 says Adam
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
@@ -1045,7 +1045,7 @@ def language_batch(segments, tokenizer, cfg, seed_number, device):
     return send(batch, device)
 
 
-# D39 (ours): training may start with short sequences, from which an attention-only network learns
+# D26 (ours): training may start with short sequences, from which an attention-only network learns
 # word order sooner. The first --short of the steps have four times as many sequences of a quarter
 # of the length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps. This paper
 # names 128 (App. D.2)
@@ -1064,14 +1064,14 @@ def short_times(cfg):
 def training_batches(data, cfg, ranks, begin, round_number=0):
     """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
     same for any number of processes."""
-    # D51 (silent): all candidates of a round read the same text, and the next round reads on. The
+    # D27 (silent): all candidates of a round read the same text, and the next round reads on. The
     # paper does not say which text a candidate reads
     for step in range(begin, cfg.steps):
         times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
         first = times * cfg.batch * (round_number * cfg.steps + step)
         segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
-        # D42 (silent): the sequences of a step are sorted by length into its --accumulate
+        # D28 (silent): the sequences of a step are sorted by length into its --accumulate
         # micro-batches, so that few are padded. The paper does not say how a batch is divided
         lengths = segments.length_a + segments.length_b
         size = times * cfg.batch // cfg.accumulate
@@ -1127,7 +1127,7 @@ def train_language_model(model, data, cfg, run):
     loop = Loop(run, "pretrain", cfg, model=model, optimizer=optimizer)
     network = prepare_model(model, ranks, cfg.compile)
     for step, batches in loop(training_batches(data, cfg, ranks, loop.begin)):
-        if step and step == short_steps(cfg) and not cfg.init:  # short sequences end (D31)
+        if step and step == short_steps(cfg) and not cfg.init:  # short sequences end (D50)
             line = extend_positions(model, cfg.length // short_times(cfg), cfg.length)
             print0(ranks, f"step {step}{line}")
         rate = learning_rate(step, cfg)
@@ -1176,7 +1176,7 @@ MEANS = {"AVG": (*GROUPS["glue"], "MNLI dev_mismatched accuracy")}  # App. C, wi
 def recipes(cfg):
     """{task: how it is fine-tuned} (App. D.1, D.2). GLUE inputs are as long as in pre-training. The
     paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
-    # D36 (ours): fine-tuning has App. D.1's learning rate, warm-up and weight decay, and one
+    # D29 (ours): fine-tuning has App. D.1's learning rate, warm-up and weight decay, and one
     # evaluation interval. App. D.2 chooses among 12 pairs of rate and decay, and two intervals
     warmup = 0.1 if cfg.preset == "demo" else 0.01
     paper = {"lr": 2e-5, "epochs": 3, "warmup": warmup, "batch": 32}
@@ -1203,7 +1203,7 @@ def begin_task(task, source, cfg, number, device):
         trained = max(trained, source.trained)
     model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)
-    # D20 (silent): the reported weights are from the best evaluation on dev. The paper does not say
+    # D30 (silent): the reported weights are from the best evaluation on dev. The paper does not say
     # which it reports
     tuning = Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name), cfg.accumulate,
                     task.evaluation_steps(cfg.eval_every))
@@ -1267,7 +1267,7 @@ def gain(expression, cfg):
 def sample_attention(rng, cfg):
     """A random legal attention of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
-    # D38 (ours): the output of a random attention has 0.001 to 0.5 of its input's size. V + neg(V)
+    # D31 (ours): the output of a random attention has 0.001 to 0.5 of its input's size. V + neg(V)
     # adds nothing. Many products over tokens without a softmax add so much that LayerNorm
     # suppresses the input, and the network does not learn. Edits have no such limit
     while True:
@@ -1278,7 +1278,7 @@ def sample_attention(rng, cfg):
 
 def sample_arch(rng, cfg):
     """A random architecture."""
-    # D23 (silent): a layer is an attention with probability 1/3, else a convolution. Three random
+    # D32 (silent): a layer is an attention with probability 1/3, else a convolution. Three random
     # attentions in four layers rarely learn
     return tuple(sample_attention(rng, cfg) if rng.random() < 1 / 3 else rng.choice(KERNELS)
                  for _ in range(cfg.layers))
@@ -1289,12 +1289,12 @@ def ucb(samples, alpha):
     the scores of the candidates that have it.
 
     N = 5 and sqrt(2 log 5) = 1.794, so that the bonus is 0.1794 for N_i = 1, and half for N_i = 4.
-    An untried option has the mean of all samples, 0.7 (D8):
+    An untried option has the mean of all samples, 0.7 (D34):
 
     >>> [round(bound, 3) for bound in ucb([[1.0, 0.5, 0.5, 1.0], [0.5], []], alpha=0.1)]
     [0.84, 0.679, 0.879]
 
-    The softmax of scores of 0.80 and 0.83, and of the same in percent (D9):
+    The softmax of scores of 0.80 and 0.83, and of the same in percent (D36):
 
     >>> for scores in ([[0.80], [0.83]], [[80.0], [83.0]]):
     ...     chances = torch.tensor(ucb(scores, alpha=0.01)).softmax(0)
@@ -1302,14 +1302,14 @@ def ucb(samples, alpha):
     [0.493, 0.507]
     [0.047, 0.953]
     """
-    # D21 (ours): N, N_i and mu_i are of the samples at one position. In the paper N counts all
+    # D33 (ours): N, N_i and mu_i are of the samples at one position. In the paper N counts all
     # operations, and mu_i is the mean over all paths with the operation
     N = max(1, sum(map(len, samples)))
     mean = sum(map(sum, samples)) / N
     bonus = alpha * math.sqrt(2 * math.log(N))
     bounds = []
     for scores in samples:
-        # D8 (silent): an untried option has the mean of all samples, and N_i = 1, since Eq. 3
+        # D34 (silent): an untried option has the mean of all samples, and N_i = 1, since Eq. 3
         # divides by N_i
         N_i = max(1, len(scores))
         mu = sum(scores) / N_i if scores else mean
@@ -1339,7 +1339,7 @@ class OperationPriority:
                 if isinstance(layer, int):
                     self.samples[number, layer].append(line["score"])
                     continue
-                # D33 (ours): N_i of Eq. 3 counts the occurrences of an operation in evaluated
+                # D35 (ours): N_i of Eq. 3 counts the occurrences of an operation in evaluated
                 # candidates. The paper counts how often it was sampled. A child inherits most
                 # operations
                 for position, (op, *_) in enumerate(path_of(layer)):
@@ -1348,7 +1348,7 @@ class OperationPriority:
     def probabilities(self, options, position, legal=None):
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
         softmax of Eq. 3 over the `legal` options (Sec. 3.2), and 0 for the others."""
-        # D9 (silent): scores are fractions, so that the softmax is nearly uniform. The paper gives
+        # D36 (silent): scores are fractions, so that the softmax is nearly uniform. The paper gives
         # no unit. Percent makes it nearly a maximum, and found worse networks (tests/claims,
         # replay)
         samples = [self.samples[position, option] for option in options]
@@ -1362,7 +1362,7 @@ class OperationPriority:
 
 # The edits of an attention. Each yields replacements for the operation `old`. Some are illegal.
 # `others` are the inputs and the operations before `old` in the path.
-# D7 (silent): a mutation is one of these five edits of an attention. The paper names none
+# D37 (silent): a mutation is one of these five edits of an attention. The paper names none
 
 
 def applied(operands, others):
@@ -1485,9 +1485,9 @@ def edit_attention(parent, rng, priority):
         if not children:
             continue
         if edit in (delete, rewire):
-            # D35 (ours): delete and rewire make no new operation, so they are drawn uniformly
+            # D38 (ours): delete and rewire make no new operation, so they are drawn uniformly
             return rng.choice(children)
-        # D41 (ours): an operation appended to the last one is drawn by the priorities of position k
+        # D39 (ours): an operation appended to the last one is drawn by the priorities of position k
         # + 1. The paper has k positions
         position = index + 1 if edit is append else index
         return choose(children, position, rng, priority)
@@ -1498,14 +1498,14 @@ def mutate(parent, rng, priority, cfg):
     """A child of an architecture (Alg. 1, lines 6, 7). First, a random layer may change its kind.
     Then a random layer changes inside, by the priorities."""
     child = list(parent)
-    # D16 (ours): only half of the children change a kind, so that a child can differ in one layer
+    # D40 (ours): only half of the children change a kind, so that a child can differ in one layer
     if rng.random() < 0.5:  # line 6: inter-layer, as in a plain evolution (Sec. 3.2)
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
             child[layer] = rng.choice(KERNELS)
         elif attentions and rng.random() < 0.5:
-            # D24 (ours): half of the new attentions are copies of another layer's
+            # D41 (ours): half of the new attentions are copies of another layer's
             child[layer] = rng.choice(attentions)
         else:
             child[layer] = sample_attention(rng, cfg)
@@ -1524,7 +1524,7 @@ def round_sizes(cfg):
     [25, 25, 10, 25, 25]
     """
     later = cfg.parents * cfg.children
-    # D11 (ours): the population is split into rounds of the same size, so that the super-net learns
+    # D42 (ours): the population is split into rounds of the same size, so that the super-net learns
     # from the start
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
@@ -1555,7 +1555,7 @@ def propose(history, number, cfg):
             parent = None
             arch = sample_arch(rng, cfg)  # line 1
         text = arch_text(arch)
-        if text not in seen:  # no duplicates (D19)
+        if text not in seen:  # no duplicates (D44)
             seen.add(text)
             proposals.append((parent, arch))
     return proposals
@@ -1582,10 +1582,10 @@ def score_candidate(arch, round_number, supernet, data, cfg, path):
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
     except Diverged:
-        diverged = True  # D12 (silent): such a candidate scores 0 and is never a parent
+        diverged = True  # D43 (silent): such a candidate scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.unlink(missing_ok=True)
-    # D19 (silent): a score is the mean over --tasks, with MNLI's matched half, and no candidate is
+    # D44 (silent): a score is the mean over --tasks, with MNLI's matched half, and no candidate is
     # evaluated twice (propose)
     score = sum(scores.values()) / max(len(scores), 1)
     seconds = round(time.perf_counter() - began, 3)
@@ -1615,7 +1615,7 @@ def score_task(model, task, cfg, device):
     state = fine_tune(tuned, Tuning(task, optimizer, schedule, key), cfg, device)
     if state["diverged"]:
         raise Diverged(state["diverged"])
-    # D32 (silent): a negative metric counts as 0, the score of a diverged candidate
+    # D45 (silent): a negative metric counts as 0, the score of a diverged candidate
     return max(task.score("dev", predict_split(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
@@ -1646,7 +1646,7 @@ def op_nas(supernet, loop, run, data, cfg):
 
          1      draw a population of random architectures (`sample_arch`)
          2      evaluate it (`score_candidate`)
-         3      repeat, here for a fixed number of rounds (D34)
+         3      repeat, here for a fixed number of rounds (D3)
          4          the parents are the K candidates with the best scores (`propose`)
          5          for each parent, `children` times
          6              change the kind of a random layer, here in half of the children (`mutate`)
@@ -1658,7 +1658,7 @@ def op_nas(supernet, loop, run, data, cfg):
         12          compute Eq. 3 again from the history (`OperationPriority`)
         13      until the last round
 
-    The initial population is split into rounds too (D11). A round is a step of the loop, so that a
+    The initial population is split into rounds too (D42). A round is a step of the loop, so that a
     stopped search continues with its current round."""
     history = loop.state.setdefault("history", [])
     for number, _ in loop():  # lines 3, 13
@@ -1708,7 +1708,7 @@ def score_to_beat(history, data):
 def first_super_net(source, run, data, cfg):
     """The super-net at the beginning of a search: random, with --init's weights, or after a warm
     start."""
-    # D48 (silent): without --init and warm start the first super-net is random
+    # D46 (silent): without --init and warm start the first super-net is random
     first = SuperNet(cfg)
     if source and source.arch:
         seed_everything(cfg.seed, "model")  # for the heads, which a fine-tuned model lacks
@@ -1725,7 +1725,7 @@ def first_super_net(source, run, data, cfg):
 def warm_start(supernet, run, data, cfg):
     """Train the hand-designed network that learns soonest, and copy its weights except its mixers
     into the super-net."""
-    # D40 (ours): a warm start trains the parts that all candidates share: embeddings, FFNs, norms
+    # D47 (ours): a warm start trains the parts that all candidates share: embeddings, FFNs, norms
     # and heads. A candidate's few steps then train mainly its convolutions and attentions, which
     # start random
     archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
@@ -1749,7 +1749,7 @@ def train_finalists(history, first, run, data, cfg):
     history lines with their new results, and {name: result} of the baselines."""
     if not cfg.finalists:
         return [], {}
-    # D37 (ours): the best candidates are trained again, alone and from the first super-net. A
+    # D48 (ours): the best candidates are trained again, alone and from the first super-net. A
     # candidate's score depends on the age of its super-net, and the best of many noisy scores is
     # partly luck. The paper takes the best candidate (Sec. 4.2)
     lines = ranked(history)[:cfg.finalists]
@@ -1794,7 +1794,7 @@ PRESETS["demo"] = dict(  # minutes on two cores
         train_examples=5000,
         population=8, rounds=3, parents=2, children=2,
         finalists=2, finalist_times=15,
-        # D1 (ours): the demo shares no weights: each candidate starts from the same weights. The
+        # D49 (ours): the demo shares no weights: each candidate starts from the same weights. The
         # other presets share them, as in the paper
         weight_sharing="none",
         warm_times=10),
@@ -1908,7 +1908,7 @@ def start_from(model, source):
 def extend_positions(model, trained, length):
     """Copy the embeddings of the `trained` first positions to the positions after them. Returns a
     line about it, or "" if there are none."""
-    # D31 (ours): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # D50 (ours): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
     # 2020). Untrained ones slow the training. --pretrain copies where --init was shorter and where
     # --short ends, and --finetune where inputs are longer. The paper has one length
     if trained >= length:
@@ -2099,7 +2099,7 @@ def forward_flops(arch, cfg):
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
 
 
-# D26 (ours): tests/claims measure latency, on random ids. The paper uses QNLI's training set (App.
+# D51 (ours): tests/claims measure latency, on random ids. The paper uses QNLI's training set (App.
 # D.3)
 
 
@@ -2131,7 +2131,7 @@ def measure_seconds(data, cfg):
         model = LanguageModel(hand_designed(cfg.layers)["hybrid"], cfg, shared=True)
     model = move(model, data.device)
     optimizer = make_optimizer(model, cfg.weight_decay)
-    last = cfg.steps - 1  # has full-length sequences (D39)
+    last = cfg.steps - 1  # has full-length sequences (D26)
     for _ in range(4):  # the first are slower, so the last counts
         began = time.perf_counter()
         batches = next(training_batches(data, cfg, alone, last))

@@ -409,7 +409,7 @@ def test_an_ensemble_refuses_predictions_for_another_test_file(ready, works, mon
 
 
 def test_ensembles_average_the_spans_that_several_models_propose():
-    """D22: a single model does not beat two."""
+    """D25: a single model does not beat two."""
     members = [{"nbest": {"q": [{"text": text, "probability": value}
                                 for text, value in spans.items()]},
                 "null_odds": {"q": odds}}
@@ -484,7 +484,7 @@ def test_a_folder_without_model_type_and_in_parts_is_read(ready):
 
 
 def test_the_activation_of_a_folder_may_be_overridden(ready):
-    """D29."""
+    """D26."""
     cfg, _ = resolved(albert.Config(init=str(ready["hf"]), activation="gelu"), "activation")
     assert cfg.activation == "gelu"
     assert resolved(albert.Config(init=str(ready["hf"])))[0].activation == "gelu_new"

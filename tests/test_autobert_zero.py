@@ -58,7 +58,7 @@ def test_sampled_attentions_are_legal_and_varied():
         lengths.add(len(path))
         names |= {op for op, *_ in path}
         assert abz.canonical(attention) == attention
-        assert 0.001 < abz.gain(attention, TINY) < 0.5  # D38
+        assert 0.001 < abz.gain(attention, TINY) < 0.5  # D31
     assert lengths >= {*range(3, 13)}
     assert names == {*abz.OPS}
 
@@ -293,7 +293,7 @@ def line(number, text, score, diverged=False):
 
 
 def test_with_the_papers_alpha_operations_are_almost_equally_probable():
-    """D9, as the docstring of the file says."""
+    """D36, as the docstring of the file says."""
     rng = random.Random(0)
     priority = abz.OperationPriority([], abz.Config())
     for operation in abz.OPS:
@@ -311,7 +311,7 @@ def test_priorities_follow_scores_by_position():
     priority = abz.OperationPriority(history, abz.Config(alpha=0.0))
     first = dict(zip(abz.OPS, priority.probabilities(abz.OPS, 0)))
     assert first["softmax"] > first["neg"] > first["add"] > first["softsign"]
-    # the softmax of the means. conv3 has 0.9 and 0, conv65 0.5, and the others the mean (D8)
+    # the softmax of the means. conv3 has 0.9 and 0, conv65 0.5, and the others the mean (D34)
     weights = [math.exp(score) for score in (0.45, *[1.4 / 3] * 5, 0.5)]
     expected = [weight / sum(weights) for weight in weights]
     assert priority.probabilities(abz.KERNELS, 1) == pytest.approx(expected)
@@ -333,9 +333,9 @@ def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
         assert child != parent
         assert abz.searchable(child)
         path = [*abz.path_of(child)]
-        for position, op in drawn:  # none for delete and rewire (D35)
+        for position, op in drawn:  # none for delete and rewire (D38)
             assert path[min(position, len(path) - 1)][0] == op
-            assert position <= len(abz.path_of(parent))  # Sec. 3.2, D41
+            assert position <= len(abz.path_of(parent))  # Sec. 3.2, D39
         longer += len(path) > len(abz.path_of(parent))
     assert longer > 12
 
@@ -361,7 +361,7 @@ def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
 
 
 def test_half_of_the_children_change_the_kind_of_a_layer():
-    """D16"""
+    """D40"""
     rng = random.Random(0)
     priority = abz.OperationPriority([], TINY)
     children = [abz.mutate((9, MIXER), rng, priority, TINY) for _ in range(100)]
@@ -370,7 +370,7 @@ def test_half_of_the_children_change_the_kind_of_a_layer():
 
 
 def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(monkeypatch):
-    """A negative metric counts as 0 (D32)."""
+    """A negative metric counts as 0 (D45)."""
     started = []
 
     def fine_tune(tuned, *_):
