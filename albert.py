@@ -20,6 +20,15 @@ Map:     Sec. 3.1 -> Encoder (E, sharing), sentence_pairs (SOP)
          Sec. 4.1 -> mask_tokens, Lamb, pretrain       Table 5 -> evaluate_language_model
          Table 14 -> TABLE14                           Sec. 4.9 -> finetune, ensemble_job
          Tables 1, 3-5, 8, 12 -> tests/claims/albert.py
+         Fig. 1, Tables 11, 13 -> EXERCISES.md         Fig. 2b -> remove_dropout
+         Tables 2, 6, 7, 9, 10 and Fig. 2a are scores of trainings on 64 to 512 TPUs: not here
+Symbols: the paper's         here                          shape, or value in base
+         V, E, H, L          vocab_size, embedding, hidden, layers   30,000, 128, 768, 12
+         H / 64, 4H          heads, ffn                    12, 3,072
+         V x E, E x H        token_embedding, mapping      (V, E), (H, E)
+         N groups of M       groups                        1 group of 12 layers (Sec. 4.5)
+         x_1, x_2            segment_a, segment_b          (B, width)
+         n, N, p(n)          sizes, NGRAM, ngram_lengths   (B, T), 3
 Tour:    Encoder, sentence_pairs, mask_tokens, Lamb and train_step are ALBERT. Skip at first
          pick_ngrams, AnswerModel (the head for SQuAD v2.0) and fine-tuning.
 Differs: There are 31 departures, D1 to D31, where this file differs from the paper or the paper
@@ -98,7 +107,7 @@ class Config:
     heads: int = 12  # H / 64, Sec. 3.1 [>= 1]
     ffn: int = 3072  # 4 H, Sec. 3.1 [>= 1]
     embedding: int = 128  # E, Table 3. 0: H. E = H has no mapping, as in BERT
-    mapped: bool = False  # a mapping even where E = H, as in Hugging Face's ALBERT (D9)
+    mapped: bool = False  # a mapping even where E = H, as in Hugging Face's ALBERT (D5)
     share: Literal["all", "attention", "ffn", "none"] = "all"  # what the layers share, Table 4
     groups: int = 1  # groups of layers that share weights. L / groups is the M of Sec. 4.5 [>= 1]
     activation: Literal["gelu_new", "gelu", "relu"] = "gelu_new"  # gelu_new: tanh form, ALBERT's
@@ -113,7 +122,7 @@ class Config:
     length: int = 512  # tokens per sequence, special ones included, Sec. 4.1 [>= 8]
     steps: int = 125000  # Sec. 4.1 [>= 1]
     batch: int = 4096  # sequences per step, Sec. 4.1 [>= 1]
-    lr: float = 1.76e-3  # peak learning rate for a batch of 4,096, Sec. 4.1 (D19) [> 0]
+    lr: float = 1.76e-3  # peak learning rate for a batch of 4,096, Sec. 4.1 (D12) [> 0]
     warmup: float = 0.025  # fraction of the steps: 3,125 of 125,000 (official code) [0, 1)
     dev_examples: int = 1024  # held-out sequences of an evaluation, rounded up to 64s [>= 1]
     # tasks, by default the demo data
@@ -139,10 +148,10 @@ LARGE = dict(layers=24, hidden=1024, heads=16, ffn=4096)
 PRESETS = {
     "base": dict(),
     "large": LARGE,
-    # D12*: xlarge has H / 64 = 32 heads (Sec. 3.1). The released one has 16
+    # D1* (conflict): xlarge has H / 64 = 32 heads (Sec. 3.1). The released one has 16
     "xlarge": dict(layers=24, hidden=2048, heads=32, ffn=8192),
-    # D17: xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote 5):
-    # train with --layers 6, then --init that run with --layers 12
+    # D2 (ours): xxlarge is trained from scratch. The paper warm-starts it from 6 layers (footnote
+    # 5): train with --layers 6, then --init that run with --layers 12
     "xxlarge": dict(layers=12, hidden=4096, heads=64, ffn=16384),
     "bert-base": dict(embedding=0, share="none"),
     "bert-large": dict(LARGE, embedding=0, share="none"),
@@ -206,8 +215,8 @@ class Attention(nn.Module):
         self.value = nn.Linear(cfg.hidden, cfg.hidden)
         self.output = nn.Linear(cfg.hidden, cfg.hidden)
         self.norm = nn.LayerNorm(cfg.hidden, eps=1e-12)
-        # D15*: one dropout rate for attention and hidden states, as in the released configurations.
-        # The official code has two settings
+        # D3* (silent): one dropout rate for attention and hidden states, as in the released
+        # configurations. The official code has two settings
         self.dropout = nn.Dropout(cfg.dropout)
 
     def split_heads(self, x):
@@ -242,7 +251,11 @@ class FeedForward(nn.Module):
 
 
 def blocks(cfg):
-    """The numbers of attention and feed-forward blocks for the L layers (Table 4)."""
+    """The numbers of attention and feed-forward blocks for the L layers (Table 4).
+
+    >>> blocks(Config()), blocks(Config(groups=2)), blocks(Config(share="attention"))
+    ((1, 1), (2, 2), (1, 12))
+    """
     attentions = cfg.groups if cfg.share in ("all", "attention") else cfg.layers
     ffns = cfg.groups if cfg.share in ("all", "ffn") else cfg.layers
     return attentions, ffns
@@ -251,9 +264,13 @@ def blocks(cfg):
 class Encoder(nn.Module):
     """Factorised embeddings and L layers, built from fewer blocks if layers share weights.
 
-    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5). By default all 12
-    layers use a single block. With two blocks, layers 0 to 5 use the first, layers 6 to 11 the
-    second."""
+    Layer l runs block l * blocks // L of each list of blocks (Sec. 3.1, 4.5):
+
+        layer                           0   1   2   3   4   5   6   7   8   9  10  11
+        default          attention, ffn 0   0   0   0   0   0   0   0   0   0   0   0
+        groups=2         attention, ffn 0   0   0   0   0   0   1   1   1   1   1   1
+        share=attention  attention      0   0   0   0   0   0   0   0   0   0   0   0
+                         ffn            0   1   2   3   4   5   6   7   8   9  10  11"""
 
     def __init__(self, cfg):
         super().__init__()
@@ -263,14 +280,14 @@ class Encoder(nn.Module):
         self.depth = cfg.layers
         self.recompute = cfg.recompute
         self.token_embedding = nn.Embedding(cfg.vocab_size, E)  # V x E, Sec. 3.1
-        # D31: positions and token types are embedded in E dimensions, as in the official code. The
-        # 60M, 225M and 499M parameters of Tables 1 and 12 imply H dimensions
+        # D4 (conflict): positions and token types are embedded in E dimensions, as in the official
+        # code. The 60M, 225M and 499M parameters of Tables 1 and 12 imply H dimensions
         self.position_embedding = nn.Embedding(cfg.positions, E)
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.dropout = nn.Dropout(cfg.dropout)
-        # D9: there is no mapping E x H (Sec. 3.1) if E = H. This matches Table 3's 31M and the
-        # official code. Hugging Face folders have one
+        # D5 (conflict): there is no mapping E x H (Sec. 3.1) if E = H. This matches Table 3's 31M
+        # and the official code. Hugging Face folders have one
         mapped = cfg.mapped or E != cfg.hidden
         self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
@@ -405,7 +422,8 @@ class SpanModel(nn.Module):
     def __init__(self, cfg):
         super().__init__()
         self.encoder = Encoder(cfg)
-        # D13: no dropout before SQuAD v1.1's head, as in the official code. Table 14 gives it 0.1
+        # D6 (conflict): no dropout before SQuAD v1.1's head, as in the official code. Table 14
+        # gives it 0.1
         self.span = nn.Linear(cfg.hidden, 2)
         init_weights(cfg.init_std, self.span)
 
@@ -517,7 +535,17 @@ def join(segment_a, length_a, segment_b, length_b, tokenizer):
 
     segment_a, segment_b: (B, width) tokens. length_a, length_b: (B,) their lengths. Returns ids (B,
     T), with T = width + 3, token_type_ids (B, T), which are 1 in B and its [SEP], and lengths
-    (B,)."""
+    (B,).
+
+    >>> tokenizer = namedtuple("Tokenizer", "pad_id cls_id sep_id")(0, 2, 3)
+    >>> a = torch.tensor([[11, 12, 0], [11, 12, 0]])
+    >>> b = torch.tensor([[21, 0, 0], [0, 0, 0]])
+    >>> ids, types, lengths = join(a, torch.tensor([2, 2]), b, torch.tensor([1, 0]), tokenizer)
+    >>> ids.tolist()
+    [[2, 11, 12, 3, 21, 3], [2, 11, 12, 3, 0, 0]]
+    >>> types.tolist(), lengths.tolist()
+    ([[0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0]], [6, 4])
+    """
     size, width = segment_a.shape
     positions = torch.arange(width + 3).expand(size, -1)  # (B, T)
     first_sep = length_a[:, None] + 1  # (B, 1) its position
@@ -539,13 +567,31 @@ def sentence_pairs(segments, tokenizer, objective, generator):
 
     segments: data.corpus.Segments: segment_a, segment_b and other (from another document), each (B,
     width), with lengths length_a, length_b, length_other (B,), 0 for none. Returns ids,
-    token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none."""
+    token_type_ids (B, T), lengths (B,) and labels (B,), -100 for none.
+
+    Of 4,001 texts the last has no second segment. Half of the others are swapped, or get the other
+    text. The fraction of label 1, and what occurs, label first:
+
+    >>> tokenizer = namedtuple("Tokenizer", "pad_id cls_id sep_id")(0, 2, 3)
+    >>> class segments:
+    ...     segment_a, length_a = torch.tensor([[11, 12, 0]] * 4001), torch.full((4001,), 2)
+    ...     segment_b, length_b = torch.tensor([[21, 0, 0]] * 4001), torch.ones(4001).long()
+    ...     other, length_other = torch.tensor([[31, 0, 0]] * 4001), torch.ones(4001).long()
+    >>> segments.length_b[-1] = 0
+    >>> for objective in ("sop", "nsp", "none"):
+    ...     ids, _, _, labels = sentence_pairs(segments, tokenizer, objective, torch.Generator())
+    ...     rows = torch.cat([labels[:, None], ids], dim=1).unique(dim=0).tolist()
+    ...     print(objective, round((labels == 1).float().mean().item(), 1), rows)
+    sop 0.5 [[-100, 2, 11, 12, 3, 0, 0], [0, 2, 11, 12, 3, 21, 3], [1, 2, 21, 3, 11, 12, 3]]
+    nsp 0.5 [[-100, 2, 11, 12, 3, 0, 0], [0, 2, 11, 12, 3, 21, 3], [1, 2, 11, 12, 3, 31, 3]]
+    none 0.0 [[-100, 2, 11, 12, 3, 0, 0], [-100, 2, 11, 12, 3, 21, 3]]
+    """
     a = segments.segment_a, segments.length_a
     b = segments.segment_b, segments.length_b
     original = *a, *b
-    # D1*: a text without a sentence boundary is one segment and has no label. The order loss is a
-    # mean over all sequences, so that it counts less. The official code pairs such a text with
-    # another document and calls that "swapped"
+    # D7* (conflict): a text without a sentence boundary is one segment and has no label. The order
+    # loss is a mean over all sequences, so that it counts less. The official code pairs such a text
+    # with another document and calls that "swapped"
     labelled = segments.length_b > 0  # (B,)
     if objective == "sop":  # 0: in their order, 1: swapped
         changed = *b, *a
@@ -564,12 +610,18 @@ def sentence_pairs(segments, tokenizer, objective, generator):
 
 
 NGRAM = 3  # longest masked n-gram of words, Sec. 4.1
-# D3*: 15% of the tokens are predicted, 77 of 512. The official code has at most 20
+# D8* (silent): 15% of the tokens are predicted, 77 of 512. The official code has at most 20
 MASKED = 0.15
 
 
 def ngram_lengths(shape, generator):
-    """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..NGRAM (Sec. 4.1)."""
+    """Lengths of n-grams, p(n) = (1 / n) / sum of 1 / k over k = 1..NGRAM (Sec. 4.1): 6, 3 and 2
+    of 11 have 1, 2 and 3 words.
+
+    >>> lengths = ngram_lengths((110_000,), torch.Generator())
+    >>> [round(count / 10_000, 1) for count in lengths.bincount().tolist()]
+    [0.0, 6.0, 3.0, 2.0]
+    """
     weights = 1 / torch.arange(1, NGRAM + 1)
     drawn = torch.multinomial(
         weights, math.prod(shape), replacement=True, generator=generator)
@@ -602,8 +654,8 @@ def spend_budget(budget, starts, sizes, ends):
     for start, size in zip(starts, sizes):
         stop = start
         for _ in range(size):
-            # D2*: n-grams stay inside a segment, since a special token is not a word. In the
-            # official code they cross [SEP]
+            # D9* (silent): n-grams stay inside a segment, since a special token is not a word. In
+            # the official code they cross [SEP]
             end = ends[stop] if stop < len(ends) else -1
             if end < 0 or end - start > budget:
                 break
@@ -621,16 +673,29 @@ def pick_ngrams(ids, tokenizer, budget, generator):
     budget (B,) of tokens of each sequence is spent.
 
     As in the official code, an n-gram that does not fit the budget is shortened, and an n-gram with
-    a chosen word is refused. A sequence with a budget of 6 tokens, where [CLS] and [SEP] count as
-    words 0, 5 and 8:
+    a chosen word is refused. A sequence with a budget of 6 tokens, where each word shows the
+    position after it:
 
-        [CLS]  the  white  house  corre ##spon ##dents  [SEP]  left  home  [SEP]
-          0     1     2      3      4     4       4       5     6     7      8
+              [CLS]  the  white  house  corre ##spon ##dents  [SEP]  left  home  [SEP]
+    position    0     1     2      3      4     5      6        7     8     9     10
+    ends       -1     2     3      4      7     7      7       -1     9    10     -1
 
-    N-grams are tried at words 3, 2, 7 and 1, in this order, the first of 3 words, the others of 2.
-    At word 3: words 3 and 4 are chosen, 4 tokens, since word 5 is a [SEP]. At word 2: words 2 and 3
-    are refused, since 3 is chosen. At word 7: it is chosen alone. At word 1: one token of the
-    budget is left, so the n-gram is shortened to word 1."""
+    >>> class tokenizer:
+    ...     pad_id, cls_id, sep_id = 0, 2, 3
+    ...     starts_word = torch.arange(10) != 6  # 6 continues a word, but not as a segment's first
+    >>> begins, ends = find_words(torch.tensor([[2, 9, 9, 9, 9, 6, 6, 3, 6, 9, 3]]), tokenizer)
+    >>> begins[0].nonzero()[:, 0].tolist(), ends[0].tolist()
+    ([1, 2, 3, 4, 8, 9], [-1, 2, 3, 4, 7, 7, 7, -1, 9, 10, -1])
+
+    N-grams are tried at positions 3, 2, 9 and 1, the first of 3 words, the others of 2. At 3: house
+    and correspondents are chosen, 4 tokens, since a [SEP] follows. At 2: white and house are
+    refused, since house is chosen. At 9: home is chosen alone. At 1: one token of the budget is
+    left, so the n-gram is shortened to "the".
+
+    >>> chosen = spend_budget(6, [3, 2, 9, 1], [3, 2, 2, 2], ends[0].tolist())
+    >>> [position for position, one in enumerate(chosen) if one]
+    [1, 3, 4, 5, 6, 9]
+    """
     begins, ends = find_words(ids, tokenizer)
     chance = torch.rand(ids.shape, generator=generator)
     order = chance.masked_fill(~begins, 2.0).argsort(1)  # (B, T) first tokens of words first
@@ -643,7 +708,7 @@ def pick_ngrams(ids, tokenizer, budget, generator):
 
 
 def masked_count(length):
-    """M, the number of masked positions of a sequence (D3)."""
+    """M, the number of masked positions of a sequence (D8)."""
     return round(MASKED * length)
 
 
@@ -652,13 +717,26 @@ def mask_tokens(ids, tokenizer, generator):
     random token with 10%, and stays with 10%.
 
     ids: (B, T). Returns the changed ids, the masked positions and the original tokens there as
-    labels, both (B, M). Filler in sequences with fewer masked tokens has the label -100."""
+    labels, both (B, M). Filler in sequences with fewer masked tokens has the label -100.
+
+    >>> class tokenizer:
+    ...     pad_id, cls_id, sep_id, mask_id, vocab_size = 0, 2, 3, 4, 1000
+    ...     starts_word = torch.ones(1000, dtype=torch.bool)
+    >>> ids = torch.tensor([[2, *range(10, 28), 3]] * 4000)
+    >>> ids[0, 8:] = 0
+    >>> changed, positions, labels = mask_tokens(ids, tokenizer, torch.Generator())
+    >>> (labels != -100).sum(1)[:2].tolist()  # 15% of 8 tokens, and of 20
+    [1, 3]
+    >>> shown = changed.gather(1, positions)[1:]
+    >>> [round((shown == one).float().mean().item(), 1) for one in (4, labels[1:])]
+    [0.8, 0.1]
+    """
     B = len(ids)
     M = masked_count(ids.shape[1])
     budget = MASKED * (ids != tokenizer.pad_id).sum(1)  # (B,)
     budget = budget.round().long().clamp(1, M)
-    # D14*: masks are drawn again in each pass. The official data hold 40 copies of each text with
-    # fixed masks
+    # D10* (silent): masks are drawn again in each pass. The official data hold 40 copies of each
+    # text with fixed masks
     chosen = pick_ngrams(ids, tokenizer, budget, generator)
     # chosen tokens first, from left to right
     masked_positions = chosen.int().argsort(dim=1, descending=True, stable=True)
@@ -696,7 +774,19 @@ class Lamb(torch.optim.Optimizer):
     adapt=False omits the ratio everywhere: BERT's AdamW, for fine-tuning (official code).
 
     parameters: tensors or groups, as for the optimizers of torch. A group may have its own lr,
-    weight_decay and adapt."""
+    weight_decay and adapt.
+
+    A first step with gradient (7, 0): u = (0.1 * 7 / (sqrt(0.001) * 7), 0) = (3.16, 0). A bias
+    moves by lr u. A matrix of norm 5 moves by 5 lr, however large its gradient is.
+
+    >>> matrix = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    >>> bias = nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> for w in (matrix, bias):
+    ...     w.grad = torch.tensor([7.0, 0.0]).view_as(w)
+    >>> Lamb([matrix, bias], lr=0.1, weight_decay=0.0).step()
+    >>> [round(value, 2) for w in (matrix, bias) for value in w.flatten().tolist()]
+    [2.5, 4.0, 2.68, 4.0]
+    """
     B1 = 0.9
     B2 = 0.999
     EPS = 1e-6
@@ -724,7 +814,8 @@ class Lamb(torch.optim.Optimizer):
         if not state:
             state["m"] = torch.zeros_like(w)
             state["v"] = torch.zeros_like(w)
-        # D18: LAMB has no bias correction of m and v, as in the official code. You et al. have it
+        # D11 (conflict): LAMB has no bias correction of m and v, as in the official code. You et
+        # al. have it
         state["m"].lerp_(w.grad, 1 - self.B1)
         state["v"].mul_(self.B2)
         state["v"].addcmul_(w.grad, w.grad, value=1 - self.B2)
@@ -741,8 +832,11 @@ class Lamb(torch.optim.Optimizer):
 
 def schedule(step, steps, warmup):
     """Fraction of the peak learning rate at a step, counted from 0. Linear warm-up over warmup x
-    steps, then a linear decay counted from step 0, so the rate drops between them (official
-    code)."""
+    steps, then a linear decay counted from step 0, so the rate drops between them (official code).
+
+    >>> [schedule(step, 8, 0.25) for step in range(9)]
+    [0.0, 0.5, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0]
+    """
     rise = round(warmup * steps)
     if step < rise:
         return step / rise
@@ -751,8 +845,8 @@ def schedule(step, steps, warmup):
 
 def learning_rate(step, cfg):
     """The learning rate of a step of pre-training (Sec. 4.1)."""
-    # D19: the learning rate is scaled with the square root of the batch size (You et al.). The
-    # paper has only batches of 4,096
+    # D12 (silent): the learning rate is scaled with the square root of the batch size (You et al.).
+    # The paper has only batches of 4,096
     peak = cfg.lr * math.sqrt(cfg.batch / 4096)
     return peak * schedule(step, cfg.steps, cfg.warmup)
 
@@ -763,11 +857,11 @@ SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 def cut_segments(corpus, cfg, objective, number, size):
     """The text of `size` examples of the endless stream, from example `number`, as
     data.corpus.Segments."""
-    # D11*: segments are adjacent whole sentences, so that the cut cannot reveal the order. Two that
-    # do not fit have no label. The official code removes tokens at random ends
-    # D21*: a short sequence keeps two sentences, which may exceed the drawn length
-    # D25*: NSP's other segment has about the size of the segment that it replaces, so that the size
-    # does not reveal the label. The official code fills the sequence up
+    # D13* (silent): segments are adjacent whole sentences, so that the cut cannot reveal the order.
+    # Two that do not fit have no label. The official code removes tokens at random ends
+    # D14* (silent): a short sequence keeps two sentences, which may exceed the drawn length
+    # D15* (silent): NSP's other segment has about the size of the segment that it replaces, so that
+    # the size does not reveal the label. The official code fills the sequence up
     return corpus.sentence_runs(number, size, cfg.length - 3, cfg.seed, SHORT,
                                 others=objective == "nsp")
 
@@ -801,8 +895,8 @@ def training_batches(data, cfg, ranks, begin):
     for step in range(begin, cfg.steps):
         first = step * cfg.batch
         segments = cut_segments(data.train, cfg, cfg.objective, first, cfg.batch)
-        # D27: the sequences of a step are sorted by length into its micro-batches, so that few are
-        # padded
+        # D16 (silent): the sequences of a step are sorted by length into its micro-batches, so that
+        # few are padded
         lengths = segments.length_a + segments.length_b
         micro_batches = lengths.argsort(stable=True).split(size)
         batches = []
@@ -815,7 +909,7 @@ def training_batches(data, cfg, ranks, begin):
 
 
 def count_labels(batch):
-    """The divisors of the two losses (2,): masked tokens, and all sequences (D1). If few sequences
+    """The divisors of the two losses (2,): masked tokens, and all sequences (D7). If few sequences
     are labelled, a mean over these alone would add noise that outweighs the masked words."""
     masked_tokens = (batch["labels"] != -100).sum()
     sequences = masked_tokens.new_tensor(len(batch["ids"]))
@@ -844,8 +938,8 @@ def train_step(step, network, optimizer, batches, cfg, ranks):
             loss = summed_losses(network, batch, cfg) / totals
             loss.sum().backward()
         losses += loss.detach()
-    # D6*: the mean gradient of the batch is clipped once. The official code clips the gradient of
-    # each replica and adds them
+    # D17* (silent): the mean gradient of the batch is clipped once. The official code clips the
+    # gradient of each replica and adds them
     norm = nn.utils.clip_grad_norm_(network.parameters(), CLIP)
     optimizer.step()
     optimizer.zero_grad()
@@ -893,10 +987,10 @@ def evaluate_language_model(model, data, cfg, ranks):
     """The intrinsic tasks of Table 5: {"mlm_loss" in nats, "mlm_accuracy", "mlm_labels" (their
     number), and accuracy and labels of "nsp" and "sop"}. An accuracy without labels is None. One
     two-way head serves both NSP and SOP."""
-    # D4: pre-training is evaluated on held-out documents. The paper has dev text of SQuAD and RACE
-    # (Sec. 4.2.1)
-    # D5: masked words are scored on pairs in their order, on the same tokens for every objective.
-    # With the objective none the order head is not trained
+    # D18 (ours): pre-training is evaluated on held-out documents. The paper has dev text of SQuAD
+    # and RACE (Sec. 4.2.1)
+    # D19 (silent): masked words are scored on pairs in their order, on the same tokens for every
+    # objective. With the objective none the order head is not trained
     model.eval()
     cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
     first = ranks.rank * EVALUATION_BATCH
@@ -929,8 +1023,8 @@ def evaluate_language_model(model, data, cfg, ranks):
 
 # Fine-tuning (App. A.4)
 
-# D20: a task has one run, unless --runs asks for more. The paper reports the median of five (Sec.
-# 4.9, and Sec. 4.2.2 for tasks with a large variance)
+# D20 (ours): a task has one run, unless --runs asks for more. The paper reports the median of five
+# (Sec. 4.9, and Sec. 4.2.2 for tasks with a large variance)
 TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest input, main metric
     "CoLA": (1e-5, 16, 0.0, 5336, 320, 512, "matthews"),
     "STS-B": (2e-5, 16, 0.0, 3598, 214, 512, "pearson"),
@@ -940,7 +1034,8 @@ TABLE14 = {  # learning rate, batch, dropout, steps, warm-up steps, longest inpu
     "QQP": (5e-5, 128, 0.1, 14000, 1000, 512, "accuracy"),
     "RTE": (3e-5, 32, 0.1, 800, 200, 512, "accuracy"),
     "MRPC": (2e-5, 32, 0.0, 800, 200, 512, "accuracy"),
-    # D10: WNLI and QNLI are trained like the other tasks, without the test-set tricks of App. A.3
+    # D21 (ours): WNLI and QNLI are trained like the other tasks, without the test-set tricks of
+    # App. A.3
     "WNLI": (2e-5, 16, 0.1, 2000, 250, 512, "accuracy"),
     "SQuAD1.1": (5e-5, 48, 0.0, 3649, 365, 384, "f1"),
     "SQuAD2.0": (3e-5, 48, 0.0, 8144, 814, 512, "f1"),
@@ -962,8 +1057,9 @@ def recipes(cfg):
     result = {}
     for name, (lr, batch, dropout, steps, warmup, length, main) in TABLE14.items():
         if cfg.recipe == "v2":
-            # D30*: with a v2 model all tasks have no dropout, like these models. The official
-            # README has Table 14's values but for RACE: 1e-5 and no dropout, else it diverges
+            # D22* (ours): with a v2 model all tasks have no dropout, like these models. The
+            # official README has Table 14's values but for RACE: 1e-5 and no dropout, else it
+            # diverges
             dropout = 0.0
             lr = 1e-5 if name == "RACE" else lr
         recipe = Recipe(
@@ -1002,9 +1098,9 @@ def begin_task(task, source, cfg, number, device):
     model = move(model, device)
     optimizer = Lamb(
         model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
-    # D7*: whole epochs are shuffled, with examples of similar length together. The official code
-    # shuffles a buffer of 100 examples
-    # D8*: evaluations are evenly spaced. The official code evaluates every 100 steps
+    # D23* (silent): whole epochs are shuffled, with examples of similar length together. The
+    # official code shuffles a buffer of 100 examples
+    # D24* (silent): evaluations are evenly spaced. The official code evaluates every 100 steps
     # The model with the best score on dev counts (Sec. 4.2.2)
     tuning = Tuning(
         task, optimizer, schedule, (seed,), cfg.accumulate, task.evaluation_steps(cfg.eval_every))
@@ -1013,13 +1109,18 @@ def begin_task(task, source, cfg, number, device):
 
 def average_predictions(kind, several):
     """Sec. 4.9: mean probabilities, or mean values of a regression. For SQuAD the mean probability
-    of each span, and the mean odds of "no answer"."""
+    of each span, and the mean odds of "no answer".
+
+    >>> members = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()
+    >>> [round(value, 2) for value in average_predictions("class", [*members])[0].tolist()]
+    [0.55, 0.45]
+    """
     if kind == "value":
         return torch.stack(several).mean(0)
     if kind != "span":
         return torch.stack(several).softmax(-1).mean(0)
-    # D22: a span that a model does not list has probability 0 there. The paper averages spans "that
-    # have multiple probabilities": a span of one model alone could beat all others
+    # D25 (ours): a span that a model does not list has probability 0 there. The paper averages
+    # spans "that have multiple probabilities": a span of one model alone could beat all others
     result = squad.Predictions({}, {}, {})
     for key in several[0]["nbest"]:
         scores = Counter()
@@ -1052,8 +1153,8 @@ Pretrained = namedtuple("Pretrained", "path settings weights task trained")
 SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share", "groups",
          "positions")  # taken from --init
 # taken from --init, unless a flag differs
-# D29: --activation may differ, since configurations of v1 models in Hugging Face folders say
-# "gelu", though the official code trained them with the tanh form (gelu_new)
+# D26 (conflict): --activation may differ, since configurations of v1 models in Hugging Face folders
+# say "gelu", though the official code trained them with the tanh form (gelu_new)
 FREE = ("layers", "activation", "init_std", "dropout", "recipe")
 HEADS = ("head", "span", "answer")
 
@@ -1153,11 +1254,12 @@ def start_from(model, source, task=""):
 def extend_positions(model, trained, length):
     """Copy the rows of the first `trained` positions (None: all) to those after them, up to
     `length`. Returns a line about it, or "" if there are none."""
-    # D26: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
-    # Untrained ones slow the training on longer sequences: after 3,000 demo steps of 16 tokens and
-    # 1,000 of 128 the held-out loss is 4.46, 4.52, 4.48 with copies and 4.91, 4.90, 4.93 without
-    # D28: --init with another --length trains in stages, such as short sequences first. The paper
-    # trains in one stage, on sequences of 512 tokens, of which 10% are shorter
+    # D27 (ours): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # 2020). Untrained ones slow the training on longer sequences: after 3,000 demo steps of 16
+    # tokens and 1,000 of 128 the held-out loss is 4.46, 4.52, 4.48 with copies and 4.91, 4.90, 4.93
+    # without
+    # D28 (ours): --init with another --length trains in stages, such as short sequences first. The
+    # paper trains in one stage, on sequences of 512 tokens, of which 10% are shorter
     trained = trained or length
     if trained >= length:
         return ""
@@ -1174,10 +1276,10 @@ def pretrain(cfg, command):
     with launch(cfg.device, cfg.dtype) as ranks:
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
-        # D23*: in a vocabulary made here the released one's symbols are not extra tokens, and no
-        # token has a digit before a comma (data/text.py)
-        # D24*: the lines of a document are joined and split into sentences, and a document ends
-        # after 100,000 characters (data/text.py)
+        # D29* (silent): in a vocabulary made here the released one's symbols are not extra tokens,
+        # and no token has a digit before a comma (data/text.py)
+        # D30* (silent): the lines of a document are joined and split into sentences, and a document
+        # ends after 100,000 characters (data/text.py)
         data = open_data(cfg, command, ranks, text=True)
         cfg = complete(cfg, source, data)
         check_pairs(data, cfg)
@@ -1193,7 +1295,7 @@ def pretrain_language_model(source, data, cfg, run):
     seed_everything(cfg.seed, "pretrain", "weights")
     model = LanguageModel(cfg)
     order_head = nn.ModuleList([model.pooler, model.order])
-    order_head.requires_grad_(cfg.objective != "none")  # D5
+    order_head.requires_grad_(cfg.objective != "none")  # D19
     start = "from scratch"
     if source:
         start = start_from(model, source) + extend_positions(model, source.trained, cfg.length)
@@ -1321,8 +1423,8 @@ def example_hashes(task, splits):
 
 def ensemble_job(task, cfg, folder):
     """The mean prediction of the runs of --ensemble for a task (Sec. 4.9)."""
-    # D16: the user names the members of an ensemble. The paper chooses them by dev scores (Sec.
-    # 4.9), but does not say how
+    # D31 (silent): the user names the members of an ensemble. The paper chooses them by dev scores
+    # (Sec. 4.9), but does not say how
     members = []
     hashes = example_hashes(task, [split for split in task.splits if split != "train"])
     for path in cfg.ensemble:

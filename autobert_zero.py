@@ -6,7 +6,7 @@ attention: a graph of primitive operations on two to four projections of its inp
 evolution, proposes candidates: its mutations prefer operations with high scores so far. A super-net
 with shared weights (BIWS) makes candidates cheap to evaluate.
 
-The preference has almost no effect (D9). With the paper's alpha of 0.01 and scores of 0.8 +- 0.03,
+The preference has almost no effect (D36). With the paper's alpha of 0.01 and scores of 0.8 +- 0.03,
 ten operations have probabilities of 0.0988 to 0.1007, so that OP-NAS mutates almost uniformly.
 
 Run:     python autobert_zero.py --search --dry_run     a few steps of every phase, under a minute
@@ -14,13 +14,24 @@ Run:     python autobert_zero.py --search --dry_run     a few steps of every pha
          python autobert_zero.py --search --preset base --corpus DIR --glue DIR   as in the paper
 Map:     Table 1 -> infer, table_1        Eq. 1, 2 -> AttentionMixer       Fig. 7 -> PUBLISHED
          Sec. 3.1 -> ConvMixer, sample_arch, grow    Eq. 3 -> ucb    Fig. 3 -> SuperNet, slot
-         Alg. 1 -> propose, search        App. D.1 -> score_candidate      App. D.2 -> pretrain
-         Fig. 6, Table 7 -> tests/claims          Fig. 5, 8 are not built
+         Alg. 1 -> op_nas                 App. D.1 -> score_candidate      App. D.2 -> pretrain
+         Fig. 6, Table 7 -> tests/claims          Table 5, Fig. 5 -> EXERCISES.md
+         Fig. 8 needs many full trainings: tests/claims, table and sharing, has small ones
+         Fig. 9 to 11 are drawings that the text does not give
+Symbols: the paper's           here                              shape
+         n, d, d_h, H or A     T, hidden, head_dim, heads
+         X, W_Q to W_P, W_O    x, inputs, output                 (B, T, H), (I H, H), (H, H)
+         Q, K, V, P            INPUTS                            (B, N, T, D) each
+         kernel, its matrix    kernel, transform                 (N, K), (K, K)
+         super-net             SuperNet, slot
+         M, A, K, P            history, sample_arch, parents     Alg. 1
+         p, p', c              parent, child                     Alg. 1
+         u_i, mu_i, N_i, N     bounds, mu, N_i, N                Eq. 3, one each for an operation
+         p_1 ... p_n           probabilities                     Sec. 3.2
 Tour:    infer, path_of, table_1, run_graph, AttentionMixer, ConvMixer (what a layer can be),
-         SuperNet (how candidates share weights), ucb, OperationPriority, mutate, propose,
-         score_candidate, search (Alg. 1), train_step. Skip at first: canonical, the text form,
-         find_softmax_attention, band_matrix, slot, grow, the edits, and everything between search
-         and train_step.
+         SuperNet (how candidates share weights), train_step, ucb, OperationPriority, mutate,
+         propose, score_candidate, op_nas (Alg. 1). Skip at first: canonical, the text form,
+         find_softmax_attention, band_matrix, slot, grow, the edits, and what follows op_nas.
 Differs: There are 51 departures from the paper, D1 to D51: grep -n '# D[0-9]' autobert_zero.py
 """
 import ast
@@ -81,8 +92,8 @@ class Config:
     accumulate: int = 1  # micro-batches per step. Default: raised to fit the processes [>= 1]
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     init: str = ""  # run folder to start from: a search's super-net, a pre-training, RUN/TASK
-    # D13: the default vocabulary is SentencePiece's, trained on the corpus, or without one on the
-    # training text of the tasks. The paper has WordPiece
+    # D1 (ours): the default vocabulary is SentencePiece's, trained on the corpus, or without one
+    # on the training text of the tasks. The paper has WordPiece
     tokenizer: str = ""  # vocab.txt (the paper's kind) or spiece.model. Default: trained
     weight_decay: float = 0.01  # of AdamW. BERT's in pre-training, App. D.1's in fine-tuning
     # execution: may differ when a run continues
@@ -97,7 +108,7 @@ class Config:
     # text
     corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text, in --finetune none
     vocab_size: int = 30000  # tokens, App. D.2 [>= 1]
-    # D45: pre-training is evaluated on held-out documents. The paper does not say
+    # D2 (silent): pre-training is evaluated on held-out documents
     held_out: float = 0.05  # documents: fraction (below 1, capped at 1,000) or count [> 0]
     # architecture
     arch: str = "autobert-zero"  # autobert-zero | bert | text form | best.json
@@ -115,7 +126,7 @@ class Config:
     batch: int = 160  # sequences per step, App. D.1 [>= 1]
     lr: float = 2e-4  # peak learning rate, App. D.1 [> 0]
     warmup: float = 0.02  # fraction of the steps, App. D.1 [0, 1]
-    short: float = 0.0  # fraction of the steps, at the start, with length / 4 (D39) [0, 1]
+    short: float = 0.0  # fraction of the steps, at the start, with length / 4 (D26) [0, 1]
     # tasks
     glue: str = ""  # folder of the GLUE tasks, official layout. Default: demo tasks
     squad: str = ""  # folder of train-v1.1.json, ... Default: demo questions
@@ -134,16 +145,16 @@ class Config:
     tasks: str = "CoLA,MRPC,STS-B,SST-2,QQP,MNLI,QNLI,RTE"  # proxy tasks, or folders
     strategy: Literal["op-nas", "evolution", "random"] = "op-nas"  # evolution: uniform mutations
     population: int = 100  # initial random candidates, Sec. 4.1 [>= 1]
-    # D34: a search has a fixed number of rounds. Alg. 1 runs until convergence. 100 + 27 x 25 = 775
-    # candidates
+    # D3 (ours): a search has a fixed number of rounds. Alg. 1 runs until convergence. 100 + 27 x
+    # 25 = 775 candidates
     rounds: int = 27  # after the population
     parents: int = 5  # K of Alg. 1, Sec. 4.1 [>= 1]
     children: int = 5  # of each parent, Sec. 4.1 [>= 1]
     alpha: float = 0.01  # exploration in Eq. 3, c of App. D.1. Weak below 0.1 [0, 1000]
     weight_sharing: Literal["biws", "none"] = "biws"  # biws: candidates write weights back | none
-    finalists: int = 0  # best candidates trained again, alone (D37). 0: none, as in the paper
+    finalists: int = 0  # best candidates trained again, alone (D48). 0: none, as in the paper
     finalist_times: int = 1  # finalists get this many times a candidate's steps and examples [>= 1]
-    warm_times: int = 0  # the warm start has this many times --steps (D40). 0 or --init: none
+    warm_times: int = 0  # the warm start has this many times --steps (D47). 0 or --init: none
 
 
 PRESETS = {
@@ -166,20 +177,25 @@ EPOCHS = 40  # of --pretrain with --steps 0, App. D.2
 # expression, an attention. An expression is a nested tuple of inputs and operations, such as
 # ("matmul", ("softmax", ("matmul", "Q", ("transpose", "K"))), "V"). Equal sub-expressions are one
 # operation. A shape is "nd" (tokens x head dim), "dn", "nn" or "dd".
-# D29: an attention has at most 12 operations. The paper sets no limit, and Figure 7's longest has
-# 11
+# D4 (ours): an attention has at most 12 operations. The paper sets no limit, and Figure 7's
+# longest has 11
 MAX_PATH = 12
 KERNELS = (3, 5, 7, 9, 15, 31, 65)  # Sec. 3.1, Inter-layer (1)
 INPUTS = ("Q", "K", "V", "P")  # Sec. 3.1, Intra-layer (1)
 UNARY = ("neg", "transpose", "scale", "softmax", "logsigmoid", "softsign")  # Table 1
 PRODUCTS = ("matmul", "cosine", "euclidean")  # Table 1, the binary operations that sum over an axis
 BINARY = ("add", *PRODUCTS)  # Table 1
-# D3: operations take matrices alone, no scalars as in Sec. 3.1. They suffice for all of Figure 7
+# D5 (ours): operations take matrices alone, no scalars as in Sec. 3.1. They suffice for all of
+# Figure 7
 OPS = UNARY + BINARY
 
 
 def infer(op, *shapes):
-    """The shape of an operation's result, or None if it is illegal on operands of these shapes."""
+    """The shape of an operation's result, or None if it is illegal on operands of these shapes.
+
+    >>> infer("matmul", "nd", "dn"), infer("matmul", "nd", "nd"), infer("cosine", "nd", "nd")
+    ('nn', None, 'nn')
+    """
     if None in shapes:
         return None
     first = shapes[0]
@@ -192,8 +208,8 @@ def infer(op, *shapes):
         return first if first == second else None
     if op == "matmul":
         return first[0] + second[1] if first[1] == second[0] else None
-    # D4: cosine and euclidean compare the rows of both matrices, n x d and m x d -> n x m, so that
-    # they can score
+    # D6 (silent): cosine and euclidean compare the rows of both matrices, n x d and m x d -> n x m,
+    # so that they can score
     return first[0] + second[0] if first[1] == second[1] else None
 
 
@@ -201,7 +217,9 @@ def path_of(expression):
     """{operation: shape} of the distinct operations of an expression, in order of evaluation. The
     shape of an illegal operation is None.
 
-    That of (Q @ K.T) @ V, in the text form, is {K.T: "dn", Q @ K.T: "nn", (Q @ K.T) @ V: "nd"}.
+    >>> path = path_of(("matmul", ("matmul", "Q", ("transpose", "K")), "V"))
+    >>> {formula(operation): shape for operation, shape in path.items()}
+    {'K.T': 'dn', 'Q @ K.T': 'nn', 'Q @ K.T @ V': 'nd'}
     """
     path = {}
 
@@ -239,7 +257,11 @@ def names_in(expression):
 
 
 def canonical(expression):
-    """The form for comparing expressions: K + Q becomes Q + K."""
+    """The form for comparing expressions: the operands of add are sorted.
+
+    >>> canonical(("add", ("add", "K", "Q"), "P"))
+    ('add', 'P', ('add', 'Q', 'K'))
+    """
 
     def order(operand):
         """The number of operations, then the operations, then the inputs."""
@@ -275,8 +297,8 @@ def why_illegal(expression):
 
 def searchable(expression):
     """Whether a search may propose an attention."""
-    # D22: a searched attention mixes tokens, by a product or a softmax over tokens. The paper does
-    # not ask for it
+    # D7 (ours): a searched attention mixes tokens, by a product or a softmax over tokens. The
+    # paper does not ask for it
     mixes = any(op in PRODUCTS or (op, shape) == ("softmax", "dn")
                 for (op, *_), shape in path_of(expression).items())
     return mixes and not why_illegal(expression)
@@ -381,18 +403,20 @@ PUBLISHED = " | ".join((  # Figure 7: six pairs of a convolution and an attentio
     "conv9 | softmax(scale(Q @ neg((logsigmoid(logsigmoid(Q) + (Q + K))).T))) @ Q",
     "conv3 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
     "conv7 | softmax(scale(Q @ neg(logsigmoid(K).T))) @ Q",
-    # D6: layers 10 and 12 add plain V, as the text has for layer 12. The figure's `add` has one
-    # operand
+    # D8 (conflict): layers 10 and 12 add plain V, as the text has for layer 12. The figure's `add`
+    # has one operand
     "conv7 | softmax(scale(Q @ (scale(K) + (softsign(scale(softsign(K))) + V)).T)) @ V",
     "conv3 | softmax(scale(Q @ (scale(K) + V).T)) @ V",
 ))
-# D27: AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built. The paper only draws them
+# D9 (ours): AutoBERT-att, -conv and w/o-desc (Tables 2, 3) are not built. The paper only draws
+# them
 
 
 def stretch(arch, layers):
     """Evenly spaced pairs of layers of an architecture, for another depth. Twice the depth repeats
     each pair after itself (App. D.2, large). An odd depth drops the last layer."""
-    # D14: depths other than 12 and 24 are ours
+    # D10 (ours): depths other than 12 and 24 have evenly spaced pairs. The paper has no other
+    # depths
     pairs = [arch[first:first + 2] for first in range(0, len(arch), 2)]
     last = len(pairs) - 1
     count = (layers + 1) // 2
@@ -436,7 +460,8 @@ def euclidean(x, y):
     """Distance of each row of x (B, N, n, d) from each of y (B, N, m, d): (B, N, n, m). A matrix
     product avoids a buffer of (B, N, n, m, d). Autocast keeps it in float32."""
     distances = torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
-    # D49: a distance is at least 0.001. Less is rounding error, which a later cosine amplifies
+    # D11 (ours): a distance is at least 0.001. Less is rounding error, which a later cosine
+    # amplifies
     return distances.clamp_min(0.001)
 
 
@@ -445,11 +470,13 @@ def table_1(head_dim):
     return {
         "neg": torch.neg,
         "transpose": lambda x: x.transpose(-1, -2),
-        # D2: scale divides by the root of Eq. 2's d_h. Table 1 has d_x and does not define it
+        # D12 (conflict): scale divides by the root of Eq. 2's d_h. Table 1 has d_x and does not
+        # define it
         "scale": lambda x: x / math.sqrt(head_dim),
         "softmax": lambda x: F.softmax(x, dim=-1),
         "logsigmoid": F.logsigmoid,
-        # D15: softsign is x / (1 + |x|), as in arXiv's Table 1. AAAI's x / (1 + x) has a pole
+        # D13 (conflict): softsign is x / (1 + |x|), as in arXiv's Table 1. AAAI's x / (1 + x) has a
+        # pole
         "softsign": F.softsign,
         "add": torch.add,
         "matmul": torch.matmul,
@@ -470,7 +497,7 @@ def fill_padding(x, axis, value, mask):
 def hide_padding(op, operands, shape, mask):
     """The operands of an operation, with padding replaced so that sums over tokens ignore it.
     shape: of the first operand. Sums run over its last axis."""
-    # D5: no sum includes padding. The paper does not mention it
+    # D14 (silent): no sum includes padding
     if shape[1] != "n":
         return operands
     x = operands[0]
@@ -495,7 +522,7 @@ def run_graph(path, inputs, mask=None, dropout=0.0):
         operands = [values[part] for part in parts]
         operands = hide_padding(op, operands, path.get(parts[0], "nd"), mask)
         values[operation] = table[op](*operands)
-        # D25: only an n x n softmax has dropout. The paper does not say where
+        # D15 (silent): only an n x n softmax has dropout. The paper does not say where
         if (op, shape) == ("softmax", "nn"):
             values[operation] = F.dropout(values[operation], dropout)
     return values
@@ -565,14 +592,14 @@ BAND_TOKENS = 1024  # longest sequence that runs as a band matrix
 def band_matrix(weights, T):
     """(N, T, T): multiplying by it convolves T tokens with kernels (N, K).
 
-    Row t holds the kernel, centred at column t. For T = 3 and the kernel a b c:
+    Row t holds the kernel, centred at column t:
 
-        b c 0
-        a b c
-        0 a b
+    >>> band_matrix(torch.tensor([[1, 2, 3]]), T=3)[0].tolist()
+    [[2, 3, 0], [1, 2, 3], [0, 1, 2]]
 
-    T copies of the kernel, each followed by T zeros, are a b c 0 0 0 a b c 0 0 0 a b c 0 0 0. In
-    rows of T + K - 1 = 5, each copy begins one column later. The middle T columns are the result:
+    T copies of a kernel a b c, each followed by T zeros, are a b c 0 0 0 a b c 0 0 0 a b c 0 0 0.
+    In rows of T + K - 1 = 5, each copy begins one column later. The middle T columns are the
+    result:
 
         a | b c 0 | 0
         0 | a b c | 0
@@ -608,8 +635,7 @@ class ConvMixer(nn.Module):
     def __init__(self, size, hidden, heads, shared=False):
         super().__init__()
         self.inputs = nn.Linear(hidden, 2 * hidden)
-        # D18: kernels start random. With zeros all heads would average alike. The paper does not
-        # say
+        # D16 (silent): kernels start random. With zeros all heads would average alike
         self.kernel = nn.Parameter(torch.randn(heads, size))
         self.transform = nn.Parameter(torch.eye(size)) if shared and size < max(KERNELS) else None
         self.output = nn.Linear(hidden, hidden)
@@ -617,7 +643,7 @@ class ConvMixer(nn.Module):
     def forward(self, x, mask):
         x = F.glu(self.inputs(x), dim=-1)  # (B, T, 2H) -> (B, T, H)
         if mask is not None:
-            x = torch.where(mask[..., None], x, 0.0)  # D5
+            x = torch.where(mask[..., None], x, 0.0)  # D14
         kernel = self.kernel if self.transform is None else self.kernel @ self.transform
         return self.output(light_conv(x, kernel))
 
@@ -683,7 +709,7 @@ class Encoder(nn.Module):
 
 def init_weights(model, std):
     """BERT's initialisation."""
-    # D43: weights are not truncated at two standard deviations. The paper does not say
+    # D17 (silent): weights are not truncated at two standard deviations
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=std)
@@ -699,8 +725,8 @@ class LanguageModel(nn.Module):
         E = cfg.embedding or cfg.hidden
         self.encoder = Encoder(arch, cfg, shared)
         self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
-        # D46: all sizes train NSP too, as in Sec. 4.1 and App. D.2. Table 4 lists MLM alone for
-        # small and large
+        # D18 (conflict): all sizes train NSP too, as in Sec. 4.1 and App. D.2. Table 4 lists MLM
+        # alone for small and large
         self.next_sentence = nn.Linear(cfg.hidden, 2)
         self.transform = nn.Linear(cfg.hidden, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
@@ -768,8 +794,8 @@ def count(arch, cfg):
     attention_parameters is "#Params of Att" of Tables 3 and 5: the input projections of the mixers,
     without W_O.
     """
-    # D47: FLOPs are of matrix products and convolutions, and embeddings are look-ups. App. D.3
-    # counts as ELECTRA, which adds element-wise operations, and embeddings as products. Neither
+    # D19 (ours): FLOPs are of matrix products and convolutions, and embeddings are look-ups. App.
+    # D.3 counts as ELECTRA, which adds element-wise operations, and embeddings as products. Neither
     # count gives the 2.3e10 of Table 2: here 2.06e10, and with embeddings as products 2.65e10
     custom = {torch.ops.aten._euclidean_dist: distance_flops}
     with torch.device("meta"):
@@ -801,14 +827,17 @@ def count(arch, cfg):
 def slot(name, value, arch):
     """Where the super-net stores a candidate's weight: (name there, index of the part).
 
-    For example, layer 0 is an attention of Q and P, and layer 1 a convolution with kernel 9. Names
-    are without "encoder.layers.":
+    Other weights than those of these three kinds keep name and shape. Layer 0 is an attention of Q
+    and P, two rows each, and layer 1 a convolution with kernel 9:
 
-        a candidate's weight        its place in the super-net
-        0.attention.inputs.weight   the rows of Q and P in the same weight (and .bias)
-        1.conv.kernel               the columns 28 to 36, the centre of 65, in the same weight
-        1.conv.transform            all of 1.conv.transform.9
-        any other                   all of the same weight
+    >>> arch = parse_arch("softmax(scale(Q @ P.T)) @ Q | conv9")
+    >>> name, rows = slot("encoder.layers.0.attention.inputs.bias", torch.zeros(4), arch)
+    >>> rows.tolist()  # of Q, K, V, P
+    [0, 1, 6, 7]
+    >>> slot("encoder.layers.1.conv.kernel", torch.zeros(2, 9), arch)[1]  # the centre of 65
+    (slice(None, None, None), slice(28, 37, None))
+    >>> slot("encoder.layers.1.conv.transform", torch.eye(9), arch)
+    ('encoder.layers.1.conv.transform.9', Ellipsis)
     """
     everything = ...
     match name.split("."):
@@ -848,14 +877,21 @@ def cut_out(weights, model):
 
 
 class SuperNet:
-    """Bi-branch weight sharing (Sec. 3.2, BIWS). A layer has an attention with four inputs, a
-    convolution with kernel 65 and a transform for each smaller kernel, and one FFN.
+    """Bi-branch weight sharing (Sec. 3.2, BIWS; Figure 3). It never runs. Candidates fetch weights
+    and write them back. A layer, and what an attention of Q and P and a convolution take from it:
 
-    It never runs. Candidates fetch weights and write them back.
+        attention     W_Q    W_K    W_V    W_P    W_O
+                      ^^^                  ^^^    ^^^          softmax(scale(Q @ P.T)) @ Q
+        convolution   0 ........ 28 ... 36 ........ 64         kernel of each head
+                                 ^^^^^^^^^                     conv9: the centre, times transform 9
+                      transforms 3  5  7  9  15  31            one for each smaller kernel
+                                          ^
+                      its input and output projections         both conv9 and conv65
+        both          FFN, LayerNorms                          every candidate
     """
 
     def __init__(self, cfg):
-        # D30: both branches share one FFN. The paper does not say
+        # D20 (silent): both branches share one FFN
         four_inputs = parse_formula("Q + K + V + P")  # has the projections of all inputs
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
@@ -871,9 +907,9 @@ class SuperNet:
 
     def write_back(self, candidates):
         """Copy the weights of a round: pairs (arch, state_dict), the best score last."""
-        # D10: a weight comes from the round's best candidate that has it, after pre-training. A
-        # mean over candidates is not a network. The paper says neither how, nor whether fine-tuned
-        # weights are meant
+        # D21 (silent): a weight comes from the round's best candidate that has it, after
+        # pre-training. A mean over candidates is not a network. The paper says neither how, nor
+        # whether fine-tuned weights are meant
         for arch, state in candidates:
             for name, value in state.items():
                 there, part = slot(name, value, arch)
@@ -900,9 +936,9 @@ MASK_RATE = 0.15  # of the tokens, as in BERT
 def draw_next_sentence(segments, generator):
     """The second segments of B pairs: ids (B, width), lengths (B,) and NSP labels (B,). Half
     continue the first segment (label 0), half are text from elsewhere (label 1)."""
-    # D28: the first segment may begin, and the second end, in mid-sentence, unlike BERT's. Text
-    # without a sentence boundary has no label (-100): text from elsewhere begins with a sentence,
-    # so the first words would reveal the label
+    # D22 (ours): the first segment may begin, and the second end, in mid-sentence, unlike BERT's.
+    # Text without a sentence boundary has no label (-100): text from elsewhere begins with a
+    # sentence, so the first words would reveal the label
     single = (segments.length_b == 0) | (segments.length_other == 0)
     other = (torch.rand(len(single), generator=generator) < 0.5) & ~single
     ids = torch.where(other[:, None], segments.other, segments.segment_b)
@@ -914,10 +950,20 @@ def mask_tokens(ids, tokenizer, generator):
     """BERT's masking of ids (B, T): MASK_RATE of the tokens are predicted. 80% of these become
     [MASK], 10% a random token, and 10% stay.
 
-    Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). If
-    fewer than M tokens are masked, filler has the label -100.
+    Returns the changed ids, the masked positions (M,) in ids.flatten() and the labels (M,). M
+    depends on B and T alone. If fewer than M tokens are masked, filler has the label -100.
+
+    >>> class tokenizer:
+    ...     pad_id, cls_id, sep_id, mask_id, vocab_size = 0, 2, 3, 4, 1000
+    >>> ids = torch.tensor([[2, 11, 12, 3, 21, 22, 23, 3]] * 20)  # 8 tokens, 5 of text
+    >>> changed, positions, labels = mask_tokens(ids, tokenizer, torch.Generator())
+    >>> len(labels), (labels != -100).sum().item()  # 15% of 160, and of 100
+    (24, 15)
+    >>> torch.equal(ids.flatten()[positions[:15]], labels[:15])
+    True
     """
-    # D17: the masking rate holds per micro-batch, not per sequence. M depends on B and T alone
+    # D23 (ours): the masking rate holds for a micro-batch, so that short sequences (D26) have the
+    # same. BERT rounds it for each sequence: 8 tokens have 5 of text, and one of 5 is 20%
     M = max(1, round(MASK_RATE * ids.numel()))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
     text = (~torch.isin(ids, special)).flatten().nonzero()[:, 0]
@@ -945,7 +991,11 @@ CLIP = 1.0  # largest gradient norm, BERT's
 
 def schedule(step, steps, warmup):
     """Fraction of the peak learning rate: linear warm-up for warmup x steps, then linear decay to 0
-    (App. D.1)."""
+    (App. D.1).
+
+    >>> [schedule(step, 8, 0.5) for step in range(9)]
+    [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise
@@ -959,8 +1009,7 @@ def learning_rate(step, cfg):
 
 def make_optimizer(model, weight_decay):
     """AdamW with weight decay on all matrices except transforms."""
-    # D50: transforms have no weight decay, so that they stay near the identity. The paper does not
-    # mention them
+    # D24 (silent): transforms have no weight decay, so that they stay near the identity
     decayed = []
     others = []
     for name, value in model.named_parameters():
@@ -968,7 +1017,7 @@ def make_optimizer(model, weight_decay):
         (decayed if matrix else others).append(value)
     groups = [{"params": decayed, "weight_decay": weight_decay},
               {"params": others, "weight_decay": 0.0}]
-    # D44: weight decay is decoupled (AdamW). App. D.2 says Adam
+    # D25 (ours): weight decay is decoupled (AdamW). App. D.2 says Adam
     return torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-6, fused=True)  # betas: Table 6
 
 
@@ -996,10 +1045,10 @@ def language_batch(segments, tokenizer, cfg, seed_number, device):
     return send(batch, device)
 
 
-# D39: training may start with short sequences, from which an attention-only network learns word
-# order sooner. The first --short of the steps have four times as many sequences of a quarter of the
-# length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps. This paper names 128
-# (App. D.2)
+# D26 (ours): training may start with short sequences, from which an attention-only network learns
+# word order sooner. The first --short of the steps have four times as many sequences of a quarter
+# of the length (at least 8 tokens). BERT had 128 of 512 tokens in 90% of its steps. This paper
+# names 128 (App. D.2)
 
 
 def short_steps(cfg):
@@ -1015,15 +1064,15 @@ def short_times(cfg):
 def training_batches(data, cfg, ranks, begin, round_number=0):
     """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
     same for any number of processes."""
-    # D51: all candidates of a round read the same text, and the next round reads on. The paper does
-    # not say which text a candidate reads
+    # D27 (silent): all candidates of a round read the same text, and the next round reads on. The
+    # paper does not say which text a candidate reads
     for step in range(begin, cfg.steps):
         times = short_times(cfg) if step < short_steps(cfg) else 1
         step_cfg = dataclasses.replace(cfg, length=cfg.length // times)
         first = times * cfg.batch * (round_number * cfg.steps + step)
         segments = data.train.segments(first, times * cfg.batch, step_cfg.length - 3, cfg.seed)
-        # D42: the sequences of a step are sorted by length into its --accumulate micro-batches, so
-        # that few are padded. The paper does not say how a batch is divided
+        # D28 (silent): the sequences of a step are sorted by length into its --accumulate
+        # micro-batches, so that few are padded. The paper does not say how a batch is divided
         lengths = segments.length_a + segments.length_b
         size = times * cfg.batch // cfg.accumulate
         micro_batches = lengths.argsort(stable=True).split(size)
@@ -1078,7 +1127,7 @@ def train_language_model(model, data, cfg, run):
     loop = Loop(run, "pretrain", cfg, model=model, optimizer=optimizer)
     network = prepare_model(model, ranks, cfg.compile)
     for step, batches in loop(training_batches(data, cfg, ranks, loop.begin)):
-        if step and step == short_steps(cfg) and not cfg.init:  # short sequences end (D31)
+        if step and step == short_steps(cfg) and not cfg.init:  # short sequences end (D50)
             line = extend_positions(model, cfg.length // short_times(cfg), cfg.length)
             print0(ranks, f"step {step}{line}")
         rate = learning_rate(step, cfg)
@@ -1127,8 +1176,8 @@ MEANS = {"AVG": (*GROUPS["glue"], "MNLI dev_mismatched accuracy")}  # App. C, wi
 def recipes(cfg):
     """{task: how it is fine-tuned} (App. D.1, D.2). GLUE inputs are as long as in pre-training. The
     paper gives neither GLUE's batch nor SQuAD's length: they are BERT's (Sec. 4.1)."""
-    # D36: fine-tuning has App. D.1's learning rate, warm-up and weight decay, and one evaluation
-    # interval. App. D.2 chooses among 12 pairs of rate and decay, and two intervals
+    # D29 (ours): fine-tuning has App. D.1's learning rate, warm-up and weight decay, and one
+    # evaluation interval. App. D.2 chooses among 12 pairs of rate and decay, and two intervals
     warmup = 0.1 if cfg.preset == "demo" else 0.01
     paper = {"lr": 2e-5, "epochs": 3, "warmup": warmup, "batch": 32}
     table = {name: Recipe(length=cfg.length, main=task.metrics[0], **paper)
@@ -1154,8 +1203,8 @@ def begin_task(task, source, cfg, number, device):
         trained = max(trained, source.trained)
     model = move(model, device)
     optimizer = make_optimizer(model, cfg.weight_decay)
-    # D20: the reported weights are from the best evaluation on dev. The paper does not say which it
-    # reports
+    # D30 (silent): the reported weights are from the best evaluation on dev. The paper does not say
+    # which it reports
     tuning = Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name), cfg.accumulate,
                     task.evaluation_steps(cfg.eval_every))
     return model, tuning, note, trained
@@ -1218,9 +1267,9 @@ def gain(expression, cfg):
 def sample_attention(rng, cfg):
     """A random legal attention of up to MAX_PATH operations (Sec. 3.1: illegal ones are rejected
     early)."""
-    # D38: the output of a random attention has 0.001 to 0.5 of its input's size. V + neg(V) adds
-    # nothing. Many products over tokens without a softmax add so much that LayerNorm suppresses the
-    # input, and the network does not learn. Edits have no such limit
+    # D31 (ours): the output of a random attention has 0.001 to 0.5 of its input's size. V + neg(V)
+    # adds nothing. Many products over tokens without a softmax add so much that LayerNorm
+    # suppresses the input, and the network does not learn. Edits have no such limit
     while True:
         expression = grow(rng, rng.randint(1, MAX_PATH))
         if expression and searchable(expression) and 0.001 < gain(expression, cfg) < 0.5:
@@ -1229,23 +1278,39 @@ def sample_attention(rng, cfg):
 
 def sample_arch(rng, cfg):
     """A random architecture."""
-    # D23: a layer is an attention with probability 1/3, else a convolution. Three random attentions
-    # in four layers rarely learn. The paper does not say
+    # D32 (silent): a layer is an attention with probability 1/3, else a convolution. Three random
+    # attentions in four layers rarely learn
     return tuple(sample_attention(rng, cfg) if rng.random() < 1 / 3 else rng.choice(KERNELS)
                  for _ in range(cfg.layers))
 
 
 def ucb(samples, alpha):
     """Eq. 3 for each option i: u_i = mu_i + alpha sqrt(2 log N / N_i). samples: for each option,
-    the scores of the candidates that have it."""
-    # D21: N, N_i and mu_i are of the samples at one position. In the paper N counts all operations,
-    # and mu_i is the mean over all paths with the operation
+    the scores of the candidates that have it.
+
+    N = 5 and sqrt(2 log 5) = 1.794, so that the bonus is 0.1794 for N_i = 1, and half for N_i = 4.
+    An untried option has the mean of all samples, 0.7 (D34):
+
+    >>> [round(bound, 3) for bound in ucb([[1.0, 0.5, 0.5, 1.0], [0.5], []], alpha=0.1)]
+    [0.84, 0.679, 0.879]
+
+    The softmax of scores of 0.80 and 0.83, and of the same in percent (D36):
+
+    >>> for scores in ([[0.80], [0.83]], [[80.0], [83.0]]):
+    ...     chances = torch.tensor(ucb(scores, alpha=0.01)).softmax(0)
+    ...     print([round(chance, 3) for chance in chances.tolist()])
+    [0.493, 0.507]
+    [0.047, 0.953]
+    """
+    # D33 (ours): N, N_i and mu_i are of the samples at one position. In the paper N counts all
+    # operations, and mu_i is the mean over all paths with the operation
     N = max(1, sum(map(len, samples)))
     mean = sum(map(sum, samples)) / N
     bonus = alpha * math.sqrt(2 * math.log(N))
     bounds = []
     for scores in samples:
-        # D8: an untried option has the mean of all samples, and N_i = 1, since Eq. 3 divides by N_i
+        # D34 (silent): an untried option has the mean of all samples, and N_i = 1, since Eq. 3
+        # divides by N_i
         N_i = max(1, len(scores))
         mu = sum(scores) / N_i if scores else mean
         bounds.append(mu + bonus / math.sqrt(N_i))
@@ -1274,16 +1339,18 @@ class OperationPriority:
                 if isinstance(layer, int):
                     self.samples[number, layer].append(line["score"])
                     continue
-                # D33: N_i of Eq. 3 counts the occurrences of an operation in evaluated candidates.
-                # The paper counts how often it was sampled. A child inherits most operations
+                # D35 (ours): N_i of Eq. 3 counts the occurrences of an operation in evaluated
+                # candidates. The paper counts how often it was sampled. A child inherits most
+                # operations
                 for position, (op, *_) in enumerate(path_of(layer)):
                     self.samples[position, op].append(line["score"])
 
     def probabilities(self, options, position, legal=None):
         """Probabilities of OPS at a position of a path, or of KERNELS in the layer `position`: the
         softmax of Eq. 3 over the `legal` options (Sec. 3.2), and 0 for the others."""
-        # D9: scores are fractions, so that the softmax is nearly uniform. The paper gives no unit.
-        # Percent makes it nearly a maximum, and found worse networks (tests/claims, replay)
+        # D36 (silent): scores are fractions, so that the softmax is nearly uniform. The paper gives
+        # no unit. Percent makes it nearly a maximum, and found worse networks (tests/claims,
+        # replay)
         samples = [self.samples[position, option] for option in options]
         bounds = dict(zip(options, ucb(samples, self.alpha)))
         legal = legal or options
@@ -1295,7 +1362,7 @@ class OperationPriority:
 
 # The edits of an attention. Each yields replacements for the operation `old`. Some are illegal.
 # `others` are the inputs and the operations before `old` in the path.
-# D7: a mutation is one of these five edits of an attention. The paper names none
+# D37 (silent): a mutation is one of these five edits of an attention. The paper names none
 
 
 def applied(operands, others):
@@ -1321,7 +1388,13 @@ def with_operand(operation, side, operand):
 
 def replace(old, others):
     """Another operation on the same operands. One operand of a binary operation may also gain or
-    lose a transpose: cos(a, b) becomes a @ b.T in one edit, since no step between them is legal."""
+    lose a transpose: cos(a, b) becomes a @ b.T in one edit, since no step between them is legal.
+
+    >>> bert = parse_formula(BERT_ATTENTION)
+    >>> cosine = parse_formula("softmax(scale(cos(Q, K))) @ V")
+    >>> cosine in legal_children(bert, replace, 1), bert in legal_children(cosine, replace, 0)
+    (True, True)
+    """
     op, *operands = old
     yield from applied(operands, others)
     if op in BINARY:
@@ -1344,7 +1417,17 @@ def insert(old, others):
 
 
 def delete(old, others):
-    """One of the operands in place of the operation."""
+    """One of the operands in place of the operation. BERT's attention can lose two of its five:
+
+    >>> for index in range(5):
+    ...     children = legal_children(parse_formula(BERT_ATTENTION), delete, index)
+    ...     print([formula(child) for child in children])
+    []
+    []
+    ['softmax(Q @ K.T) @ V']
+    ['scale(Q @ K.T) @ V']
+    []
+    """
     yield from old[1:]
 
 
@@ -1402,10 +1485,10 @@ def edit_attention(parent, rng, priority):
         if not children:
             continue
         if edit in (delete, rewire):
-            # D35: delete and rewire make no new operation, so they are drawn uniformly
+            # D38 (ours): delete and rewire make no new operation, so they are drawn uniformly
             return rng.choice(children)
-        # D41: an operation appended to the last one is drawn by the priorities of position k + 1.
-        # The paper has k positions
+        # D39 (ours): an operation appended to the last one is drawn by the priorities of position k
+        # + 1. The paper has k positions
         position = index + 1 if edit is append else index
         return choose(children, position, rng, priority)
     return parent
@@ -1415,18 +1498,18 @@ def mutate(parent, rng, priority, cfg):
     """A child of an architecture (Alg. 1, lines 6, 7). First, a random layer may change its kind.
     Then a random layer changes inside, by the priorities."""
     child = list(parent)
-    # D16: only half of the children change a kind, so that a child can differ in one layer
-    if rng.random() < 0.5:  # inter-layer, as in a plain evolution (Sec. 3.2)
+    # D40 (ours): only half of the children change a kind, so that a child can differ in one layer
+    if rng.random() < 0.5:  # line 6: inter-layer, as in a plain evolution (Sec. 3.2)
         layer = rng.randrange(len(child))
         attentions = [other for other in parent if not isinstance(other, int)]
         if not isinstance(child[layer], int):
             child[layer] = rng.choice(KERNELS)
         elif attentions and rng.random() < 0.5:
-            # D24: half of the new attentions are copies of another layer's
+            # D41 (ours): half of the new attentions are copies of another layer's
             child[layer] = rng.choice(attentions)
         else:
             child[layer] = sample_attention(rng, cfg)
-    layer = rng.randrange(len(child))  # intra-layer
+    layer = rng.randrange(len(child))  # line 7: intra-layer
     if isinstance(child[layer], int):
         child[layer] = rng.choices(KERNELS, priority.probabilities(KERNELS, layer))[0]
     else:
@@ -1435,17 +1518,21 @@ def mutate(parent, rng, priority, cfg):
 
 
 def round_sizes(cfg):
-    """The number of candidates per round: the initial population, then children."""
+    """The number of candidates per round: the initial population, then children.
+
+    >>> round_sizes(Config(population=60, rounds=2))
+    [25, 25, 10, 25, 25]
+    """
     later = cfg.parents * cfg.children
-    # D11: the population is split into rounds of the same size, so that the super-net learns from
-    # the start
+    # D42 (ours): the population is split into rounds of the same size, so that the super-net learns
+    # from the start
     initial = [min(later, cfg.population - start) for start in range(0, cfg.population, later)]
     return initial + [later] * cfg.rounds
 
 
 def propose(history, number, cfg):
-    """The candidates of a round, [(id of the parent or None, architecture)], equal in every
-    process.
+    """The candidates of a round (Alg. 1, lines 1, 4 to 7, 12), [(id of the parent or None,
+    architecture)], equal in every process.
 
     history: the candidates so far, dicts with "id", "arch" (text), "score" and "diverged".
     """
@@ -1454,52 +1541,52 @@ def propose(history, number, cfg):
     initial = number < len(sizes) - cfg.rounds
     parents = []
     if not initial and cfg.strategy != "random":
-        parents = ranked(history)[:cfg.parents]  # Alg. 1, line 4
-    priority = OperationPriority(history, cfg)  # Alg. 1, line 12
+        parents = ranked(history)[:cfg.parents]  # line 4
+    priority = OperationPriority(history, cfg)  # line 12
     seen = {line["arch"] for line in history}
     proposals = []
     while len(proposals) < sizes[number]:
         if parents:
-            turn = len(proposals) // cfg.children  # a parent has all its children in one turn
+            turn = len(proposals) // cfg.children  # line 5: a parent's children are one turn
             line = parents[turn % len(parents)]
             parent = line["id"]
-            arch = mutate(parse_arch(line["arch"]), rng, priority, cfg)  # Alg. 1, lines 6, 7
+            arch = mutate(parse_arch(line["arch"]), rng, priority, cfg)  # lines 6, 7
         else:
             parent = None
-            arch = sample_arch(rng, cfg)  # Alg. 1, line 1
+            arch = sample_arch(rng, cfg)  # line 1
         text = arch_text(arch)
-        if text not in seen:  # no duplicates (D19)
+        if text not in seen:  # no duplicates (D44)
             seen.add(text)
             proposals.append((parent, arch))
     return proposals
 
 
 def score_candidate(arch, round_number, supernet, data, cfg, path):
-    """Evaluate one candidate (App. D.1, "model evaluation"): pre-train it, then fine-tune copies of
-    it on the proxy tasks. Returns {score, scores, diverged, seconds}. Saves the pre-trained weights
-    as path.pt.
+    """Evaluate one candidate (Alg. 1, lines 8, 9; App. D.1, "model evaluation"): pre-train it, then
+    fine-tune copies of it on the proxy tasks. Returns {score, scores, diverged, seconds}. Saves the
+    pre-trained weights as path.pt.
 
     Each round reads its own part of the text. The warm start and the finalists have more steps:
     they read round 0's part, and on into the next.
     """
     began = time.perf_counter()
     model = LanguageModel(arch, cfg, shared=True)
-    supernet.fetch(model)  # Alg. 1, line 8
+    supernet.fetch(model)  # line 8
     model = move(model, data.device)
     checkpoint = path.with_suffix(".training.pt")
     scores = {}
     diverged = False
-    try:
+    try:  # line 9
         train_candidate(
             model, data, cfg, Ranks(0, 1, data.device), checkpoint, round_number)
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
     except Diverged:
-        diverged = True  # D12: a candidate that diverges scores 0 and is never a parent
+        diverged = True  # D43 (silent): such a candidate scores 0 and is never a parent
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.unlink(missing_ok=True)
-    # D19: a score is the mean over --tasks, with MNLI's matched half, and no candidate is evaluated
-    # twice (propose). The paper does not say
+    # D44 (silent): a score is the mean over --tasks, with MNLI's matched half, and no candidate is
+    # evaluated twice (propose)
     score = sum(scores.values()) / max(len(scores), 1)
     seconds = round(time.perf_counter() - began, 3)
     return {"score": score, "scores": scores, "diverged": diverged, "seconds": seconds}
@@ -1528,7 +1615,7 @@ def score_task(model, task, cfg, device):
     state = fine_tune(tuned, Tuning(task, optimizer, schedule, key), cfg, device)
     if state["diverged"]:
         raise Diverged(state["diverged"])
-    # D32: a negative metric counts as 0, the score of a diverged candidate
+    # D45 (silent): a negative metric counts as 0, the score of a diverged candidate
     return max(task.score("dev", predict_split(tuned, task, "dev", cfg, device))["main"], 0.0)
 
 
@@ -1555,13 +1642,29 @@ def score_candidates(archs, round_number, supernet, run, name, data, cfg, best=1
 
 
 def op_nas(supernet, loop, run, data, cfg):
-    """OP-NAS (Algorithm 1). Returns the history of all candidates. A round is a step of the loop,
-    so that a stopped search continues with its current round."""
+    """OP-NAS (Algorithm 1). Returns the history of all candidates, M. Its lines:
+
+         1      draw a population of random architectures (`sample_arch`)
+         2      evaluate it (`score_candidate`)
+         3      repeat, here for a fixed number of rounds (D3)
+         4          the parents are the K candidates with the best scores (`propose`)
+         5          for each parent, `children` times
+         6              change the kind of a random layer, here in half of the children (`mutate`)
+         7              change a random layer inside; the priorities draw the operation (`choose`)
+         8              take the child's weights from the super-net (`SuperNet.fetch`)
+         9              pre-train the child and score it on the proxy tasks
+        10      end for. BIWS writes the weights of the round back (`SuperNet.write_back`)
+        11          add the children to the history
+        12          compute Eq. 3 again from the history (`OperationPriority`)
+        13      until the last round
+
+    The initial population is split into rounds too (D42). A round is a step of the loop, so that a
+    stopped search continues with its current round."""
     history = loop.state.setdefault("history", [])
-    for number, _ in loop():
+    for number, _ in loop():  # lines 3, 13
         forget_round(run, number - 1)  # its results are in the checkpoint
         write_history(run, history)
-        proposals = propose(history, number, cfg)  # lines 1, 4 to 7
+        proposals = propose(history, number, cfg)  # lines 1, 4 to 7, 12
         by_id = dict(enumerate(proposals, len(history)))
         archs = {key: arch for key, (_, arch) in by_id.items()}
         best = score_to_beat(history, data)
@@ -1570,7 +1673,7 @@ def op_nas(supernet, loop, run, data, cfg):
         lines = [
             {"id": key, "round": number, "parent": parent, "arch": arch_text(arch), **results[key]}
             for key, (parent, arch) in by_id.items()]
-        if cfg.weight_sharing == "biws":  # Sec. 3.2, BIWS (1): after each round
+        if cfg.weight_sharing == "biws":  # line 10. Sec. 3.2, BIWS (1): after each round
             supernet.write_back(
                 (archs[line["id"]], load_file(run.folder / f"round-{number}" / f"{line['id']}.pt"))
                 for line in reversed(ranked(lines)))
@@ -1605,7 +1708,7 @@ def score_to_beat(history, data):
 def first_super_net(source, run, data, cfg):
     """The super-net at the beginning of a search: random, with --init's weights, or after a warm
     start."""
-    # D48: without --init and warm start the first super-net is random. The paper does not say
+    # D46 (silent): without --init and warm start the first super-net is random
     first = SuperNet(cfg)
     if source and source.arch:
         seed_everything(cfg.seed, "model")  # for the heads, which a fine-tuned model lacks
@@ -1622,9 +1725,9 @@ def first_super_net(source, run, data, cfg):
 def warm_start(supernet, run, data, cfg):
     """Train the hand-designed network that learns soonest, and copy its weights except its mixers
     into the super-net."""
-    # D40: a warm start trains the parts that all candidates share: embeddings, FFNs, norms and
-    # heads. A candidate's few steps then train mainly its convolutions and attentions, which start
-    # random
+    # D47 (ours): a warm start trains the parts that all candidates share: embeddings, FFNs, norms
+    # and heads. A candidate's few steps then train mainly its convolutions and attentions, which
+    # start random
     archs = {"hybrid": hand_designed(cfg.layers)["hybrid"]}
     longer = dataclasses.replace(cfg, steps=cfg.warm_times * cfg.steps)
     no_tasks = dataclasses.replace(data, tasks={})
@@ -1646,9 +1749,9 @@ def train_finalists(history, first, run, data, cfg):
     history lines with their new results, and {name: result} of the baselines."""
     if not cfg.finalists:
         return [], {}
-    # D37: the best candidates are trained again, alone and from the first super-net. A candidate's
-    # score depends on the age of its super-net, and the best of many noisy scores is partly luck.
-    # The paper takes the best candidate (Sec. 4.2)
+    # D48 (ours): the best candidates are trained again, alone and from the first super-net. A
+    # candidate's score depends on the age of its super-net, and the best of many noisy scores is
+    # partly luck. The paper takes the best candidate (Sec. 4.2)
     lines = ranked(history)[:cfg.finalists]
     baselines = hand_designed(cfg.layers)
     archs = baselines | {line["id"]: parse_arch(line["arch"]) for line in lines}
@@ -1691,8 +1794,8 @@ PRESETS["demo"] = dict(  # minutes on two cores
         train_examples=5000,
         population=8, rounds=3, parents=2, children=2,
         finalists=2, finalist_times=15,
-        # D1: the demo shares no weights: each candidate starts from the same weights. The other
-        # presets share them, as in the paper
+        # D49 (ours): the demo shares no weights: each candidate starts from the same weights. The
+        # other presets share them, as in the paper
         weight_sharing="none",
         warm_times=10),
     pretrain=dict(steps=3000, save_every=500),
@@ -1805,9 +1908,9 @@ def start_from(model, source):
 def extend_positions(model, trained, length):
     """Copy the embeddings of the `trained` first positions to the positions after them. Returns a
     line about it, or "" if there are none."""
-    # D31: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
-    # Untrained ones slow the training. --pretrain copies where --init was shorter and where --short
-    # ends, and --finetune where inputs are longer. The paper has one length
+    # D50 (ours): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # 2020). Untrained ones slow the training. --pretrain copies where --init was shorter and where
+    # --short ends, and --finetune where inputs are longer. The paper has one length
     if trained >= length:
         return ""
     rows = model.encoder.position_embedding.weight
@@ -1996,7 +2099,8 @@ def forward_flops(arch, cfg):
     return (counts["flops"] + MASK_RATE * head) * cfg.length / 128
 
 
-# D26: tests/claims measure latency, on random ids. The paper uses QNLI's training set (App. D.3)
+# D51 (ours): tests/claims measure latency, on random ids. The paper uses QNLI's training set (App.
+# D.3)
 
 
 def describe(cfg, command):
@@ -2027,7 +2131,7 @@ def measure_seconds(data, cfg):
         model = LanguageModel(hand_designed(cfg.layers)["hybrid"], cfg, shared=True)
     model = move(model, data.device)
     optimizer = make_optimizer(model, cfg.weight_decay)
-    last = cfg.steps - 1  # has full-length sequences (D39)
+    last = cfg.steps - 1  # has full-length sequences (D26)
     for _ in range(4):  # the first are slower, so the last counts
         began = time.perf_counter()
         batches = next(training_batches(data, cfg, alone, last))
@@ -2085,10 +2189,13 @@ def short_form(arch):
 
 
 def simplify(expression):
-    """An equal expression with fewer minus signs: neg(cos(Q, K)) @ neg(P) becomes cos(Q, K) @ P.
+    """An equal expression with fewer minus signs.
 
     A minus sign moves out of linear and odd operations. A cosine ignores the scale of its operands.
     This is for display. A search keeps the formulas that it drew.
+
+    >>> formula(simplify(parse_formula("neg(cos(Q, K)) @ neg(P)")))
+    'cos(Q, K) @ P'
     """
 
     def simple(part):

@@ -288,7 +288,7 @@ def read_albert(folder, config, groups):
 
 def rename_albert(weights, groups):
     """{their name: weight}. Partly shared blocks are written as `groups` groups, which compute the
-    same. Without a mapping theirs is an identity (D9). Omits parts that theirs lacks (the SQuAD
+    same. Without a mapping theirs is an identity (D5). Omits parts that theirs lacks (the SQuAD
     v2.0 head)."""
     result = {}
     for ours, theirs in ALBERT_NAMES.items():

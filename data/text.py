@@ -6,7 +6,7 @@
 Everything streams, so memory does not grow with the corpus, and the number of workers does not
 change the result.
 
-How text is read (D24 of albert.py):
+How text is read (D30 of albert.py):
 - A blank line ends a document, as in BERT, or the end of the file, or each line (DOCUMENTS).
 - The lines of a document are joined and split into sentences. A line that ends in . ! ? or a
   similar sign ends a sentence too. So a file with one sentence per line is unchanged.

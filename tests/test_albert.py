@@ -21,7 +21,7 @@ from data import hf_models
 from data.inputs import Data
 from data.order_baseline import first_token_baseline
 from data.text import train_sentencepiece
-from small_runs import ALONE, TRAINED, FakeTokenizer, call, write
+from small_runs import ALONE, TRAINED, call, write
 from tests.claims import albert as claims
 
 TINY = albert.Config(vocab_size=60, layers=4, hidden=16, heads=2, ffn=32, embedding=8, dropout=0.0,
@@ -43,14 +43,6 @@ def example():
     token_type_ids = (torch.arange(12) >= 5).long().repeat(3, 1)
     ids[torch.arange(12) >= lengths[:, None]] = 0
     return {"ids": ids, "token_type_ids": token_type_ids, "lengths": lengths}
-
-
-def numbers(text):
-    return [int(word) for word in text.split()]
-
-
-def generator():
-    return torch.Generator().manual_seed(0)
 
 
 close = torch.testing.assert_close
@@ -358,75 +350,6 @@ def test_lamb_takes_groups_a_closure_and_its_saved_state():
         assert torch.equal(one, other)
 
 
-# --- objective -----------------------------------------------------------------------------------
-
-def test_ngram_lengths_follow_the_papers_distribution():
-    lengths = albert.ngram_lengths((100, 1000), generator())
-    fractions = torch.bincount(lengths.flatten()) / 100_000
-    close(
-        fractions,
-        torch.tensor([0, 6, 3, 2]) / 11,
-        rtol=0,
-        atol=0.007)
-
-
-def test_the_example_of_pick_ngrams(monkeypatch):
-    """Shortened to the budget, refused if a word is chosen, within one segment."""
-    # 6 continues a word, unless it is the first of a segment
-    ids = torch.tensor([numbers("2 7 7 7 7 6 6 3 6 7 3")])
-    chance = torch.tensor([numbers("0 4 2 1 6 0 0 0 3 5 0")]) / 10  # words 3, 2, 6, 1, ...
-    monkeypatch.setattr(torch, "rand", lambda *shape, generator: chance)
-    lengths = torch.tensor([numbers("3 2 2 2 1 1 1 1 1 1 1")])
-    monkeypatch.setattr(albert, "ngram_lengths", lambda *args: lengths)
-    chosen = albert.pick_ngrams(
-        ids,
-        FakeTokenizer,
-        torch.tensor([7]),
-        None)
-    assert chosen[0].nonzero()[:, 0].tolist() == numbers("1 3 4 5 6 8 9")
-
-
-def fake_segments():
-    """data.corpus.Segments. The first 400 of 600 are pairs."""
-    three = torch.full((600,), 3)
-    return SimpleNamespace(
-        segment_a=torch.tensor([numbers("10 11 12 0 0 0")] * 600),
-        segment_b=torch.tensor([numbers("20 21 0 0 0 0")] * 600),
-        other=torch.tensor([numbers("30 30 30 0 0 0")] * 600),
-        length_a=three,
-        length_b=2 * (torch.arange(600) < 400).long(),
-        length_other=three)
-
-
-INPUTS = {  # ids, token_type_ids, length
-    "in order": ("2 10 11 12 3 20 21 3 0", "0 0 0 0 0 1 1 1 0", 8),
-    "sop": ("2 20 21 3 10 11 12 3 0", "0 0 0 0 1 1 1 1 0", 8),
-    "nsp": ("2 10 11 12 3 30 30 30 3", "0 0 0 0 0 1 1 1 1", 9),
-    "single": ("2 10 11 12 3 0 0 0 0", "0 0 0 0 0 0 0 0 0", 5),
-}
-
-
-@pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
-def test_inputs_of_sentence_pairs_and_their_labels(objective):
-    """Label 0: in order. 1: swapped, or B from another document. -100: one segment (D1)."""
-    *inputs, labels = albert.sentence_pairs(
-        fake_segments(),
-        FakeTokenizer,
-        objective,
-        generator())
-    kinds = {-100: "single", 0: "in order", 1: objective}
-    for number, label in enumerate(labels.tolist()):
-        kind = kinds[label]
-        if objective == "none":
-            assert label == -100
-            kind = "in order" if number < 400 else "single"
-        ids, token_type_ids, length = INPUTS[kind]
-        expected = [numbers(ids), numbers(token_type_ids), length]
-        assert [part[number].tolist() for part in inputs] == expected
-    if objective != "none":
-        assert labels[:400].float().mean().item() == pytest.approx(0.5, abs=0.1)
-
-
 # --- pre-training --------------------------------------------------------------------------------
 
 def test_nsp_needs_two_documents():
@@ -485,14 +408,8 @@ def test_an_ensemble_refuses_predictions_for_another_test_file(ready, works, mon
     works(f"{command} --out mean")
 
 
-def test_ensembles_average_probabilities():
-    members = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()
-    mean = albert.average_predictions("class", [*members])
-    close(mean, torch.tensor([[0.55, 0.45]]))
-
-
 def test_ensembles_average_the_spans_that_several_models_propose():
-    """D22: a single model does not beat two."""
+    """D25: a single model does not beat two."""
     members = [{"nbest": {"q": [{"text": text, "probability": value}
                                 for text, value in spans.items()]},
                 "null_odds": {"q": odds}}
@@ -567,7 +484,7 @@ def test_a_folder_without_model_type_and_in_parts_is_read(ready):
 
 
 def test_the_activation_of_a_folder_may_be_overridden(ready):
-    """D29."""
+    """D26."""
     cfg, _ = resolved(albert.Config(init=str(ready["hf"]), activation="gelu"), "activation")
     assert cfg.activation == "gelu"
     assert resolved(albert.Config(init=str(ready["hf"])))[0].activation == "gelu_new"

@@ -58,7 +58,7 @@ def test_sampled_attentions_are_legal_and_varied():
         lengths.add(len(path))
         names |= {op for op, *_ in path}
         assert abz.canonical(attention) == attention
-        assert 0.001 < abz.gain(attention, TINY) < 0.5  # D38
+        assert 0.001 < abz.gain(attention, TINY) < 0.5  # D31
     assert lengths >= {*range(3, 13)}
     assert names == {*abz.OPS}
 
@@ -86,7 +86,6 @@ def test_the_text_form_is_read_back_and_shares_sub_expressions():
         assert abz.parse_arch(abz.arch_text(arch)) == arch
     attention = abz.parse_formula("a = logsigmoid(Q); softmax(scale(a @ K.T)) @ a")
     assert attention == abz.parse_formula("softmax(scale(logsigmoid(Q) @ K.T)) @ logsigmoid(Q)")
-    assert abz.parse_formula("Q + K") == abz.parse_formula("K + Q")
     assert abz.parse_formula("Q @ K.T @ V") != abz.parse_formula("K @ Q.T @ V")
 
 
@@ -109,8 +108,6 @@ def test_illegal_text_is_refused(text):
 
 
 def test_a_simplified_attention_computes_the_same():
-    minus = abz.parse_formula("neg(cos(Q, K)) @ neg(P)")
-    assert abz.formula(abz.simplify(minus)) == "cos(Q, K) @ P"
     for attention in random_attentions():
         inputs = random_inputs()
         assert_close(run(abz.simplify(attention), inputs), run(attention, inputs))
@@ -250,19 +247,6 @@ KERNEL = "encoder.layers.0.conv.kernel"
 PROJECTIONS = "encoder.layers.1.attention.inputs.weight"
 
 
-def test_the_super_net_gives_the_right_slices():
-    """Figure 3: the centre of the kernels, and Q and P of Q, K, V, P."""
-    supernet = abz.SuperNet(TINY)
-    model = abz.LanguageModel((9, MIXER), TINY, shared=True)
-    supernet.fetch(model)
-    state = model.state_dict()
-    centre = supernet.weights[KERNEL][:, 28:37]
-    assert torch.equal(state[KERNEL], centre)
-    q, _, _, p = supernet.weights[PROJECTIONS].split(16)
-    expected = torch.cat([q, p])
-    assert torch.equal(state[PROJECTIONS], expected)
-
-
 def test_the_best_candidate_writes_a_weight():
     """No other candidate writes it."""
     supernet = abz.SuperNet(TINY)
@@ -309,20 +293,13 @@ def line(number, text, score, diverged=False):
 
 
 def test_with_the_papers_alpha_operations_are_almost_equally_probable():
-    """D9, as the docstring of the file says."""
+    """D36, as the docstring of the file says."""
     rng = random.Random(0)
     priority = abz.OperationPriority([], abz.Config())
     for operation in abz.OPS:
         priority.samples[0, operation] = [rng.gauss(0.8, 0.03) for _ in range(20)]
     chances = priority.probabilities(abz.OPS, 0)
     assert chances == pytest.approx([0.1] * 10, abs=0.002)
-
-
-def test_ucb_is_equation_3():
-    scores = abz.ucb([[1.0, 0.5, 0.5, 1.0], [0.5], []], alpha=0.1)
-    bonus = 0.1 * math.sqrt(2 * math.log(5))
-    # D8: an option that was never tried has the mean of all samples
-    assert scores == pytest.approx([3.0 / 4 + bonus / 2, 0.5 + bonus, 3.5 / 5 + bonus])
 
 
 def test_priorities_follow_scores_by_position():
@@ -334,7 +311,7 @@ def test_priorities_follow_scores_by_position():
     priority = abz.OperationPriority(history, abz.Config(alpha=0.0))
     first = dict(zip(abz.OPS, priority.probabilities(abz.OPS, 0)))
     assert first["softmax"] > first["neg"] > first["add"] > first["softsign"]
-    # the softmax of the means. conv3 has 0.9 and 0, conv65 0.5, and the others the mean (D8)
+    # the softmax of the means. conv3 has 0.9 and 0, conv65 0.5, and the others the mean (D34)
     weights = [math.exp(score) for score in (0.45, *[1.4 / 3] * 5, 0.5)]
     expected = [weight / sum(weights) for weight in weights]
     assert priority.probabilities(abz.KERNELS, 1) == pytest.approx(expected)
@@ -356,21 +333,11 @@ def test_an_edit_is_legal_and_its_operation_stands_where_it_was_drawn():
         assert child != parent
         assert abz.searchable(child)
         path = [*abz.path_of(child)]
-        for position, op in drawn:  # none for delete and rewire (D35)
+        for position, op in drawn:  # none for delete and rewire (D38)
             assert path[min(position, len(path) - 1)][0] == op
-            assert position <= len(abz.path_of(parent))  # Sec. 3.2, D41
+            assert position <= len(abz.path_of(parent))  # Sec. 3.2, D39
         longer += len(path) > len(abz.path_of(parent))
     assert longer > 12
-
-
-def test_edits_reach_bert_from_a_cosine_and_back():
-    """One edit each way: another product, plus a transpose."""
-    scores = ("cos(Q, K)", "Q @ K.T")
-    cosine, bert = [abz.parse_formula(f"softmax(scale({each})) @ V") for each in scores]
-    for parent, child in ((cosine, bert), (bert, cosine)):
-        found = [each for index in range(len(abz.path_of(parent)))
-                 for each in abz.legal_children(parent, abz.replace, index)]
-        assert child in found
 
 
 def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
@@ -380,7 +347,6 @@ def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
         rounds=2,
         parents=2,
         children=2)
-    assert abz.round_sizes(cfg) == [4, 1, 4, 4]
     rng = random.Random(0)
     history = []
     for index in range(5):
@@ -395,7 +361,7 @@ def test_proposals_are_new_legal_reproducible_and_descend_from_the_best():
 
 
 def test_half_of_the_children_change_the_kind_of_a_layer():
-    """D16"""
+    """D40"""
     rng = random.Random(0)
     priority = abz.OperationPriority([], TINY)
     children = [abz.mutate((9, MIXER), rng, priority, TINY) for _ in range(100)]
@@ -404,7 +370,7 @@ def test_half_of_the_children_change_the_kind_of_a_layer():
 
 
 def test_a_score_is_the_mean_over_tasks_which_start_from_the_trained_candidate(monkeypatch):
-    """A negative metric counts as 0 (D32)."""
+    """A negative metric counts as 0 (D45)."""
     started = []
 
     def fine_tune(tuned, *_):

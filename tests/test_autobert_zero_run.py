@@ -237,7 +237,7 @@ def test_recipes_are_the_papers():
 
 
 def test_positions_are_copied_once_where_short_sequences_end(works, monkeypatch):
-    """D31: of 32 positions the first 8 are trained in the first two of four steps."""
+    """D50: of 32 positions the first 8 are trained in the first two of four steps."""
     same = []
     train_step = abz.train_step
 

@@ -187,7 +187,7 @@ TABLE = [
     ("mformer --search --latency_limit 0", "--latency_limit 0.0: & > 0"),
     ("mformer --train --task wmt14 --languages fr fr", "--languages fr fr & two different"),
     ("autobert_zero --search --steps 0", "--steps 0"),
-    ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D38
+    ("autobert_zero --search --init_std 0.00001", "--init_std"),  # no graph passes D31
     ("autobert_zero --search --tasks ''", "choose from"),
     ("autobert_zero --search --arch bert", "--arch & --pretrain and --finetune"),
     ("albert --describe --layers 100000000000", "--layers & [1, 1000]"),

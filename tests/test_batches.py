@@ -13,8 +13,8 @@ from data.inputs import Data
 
 
 @pytest.mark.parametrize("file, total, longest", [
-    (albert, range(15_680, 16_001), 10),  # D3: 15% of all tokens. n-grams may leave some out
-    (autobert_zero, [15_000], 64),  # D17: 15% of the text of a batch
+    (albert, range(15_680, 16_001), 10),  # D8: 15% of all tokens. n-grams may leave some out
+    (autobert_zero, [15_000], 64),  # D23: 15% of the text of a batch
     (autotinybert, [15_000], 9),  # 15% of the text of each sequence, 38 or 62 tokens
 ])
 def test_masking_is_80_10_10_and_never_of_special_tokens(file, total, longest):

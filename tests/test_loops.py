@@ -169,7 +169,7 @@ def test_the_gradient_is_that_of_one_micro_batch(make, of_two):
 
 
 @pytest.mark.parametrize("make, counts", [
-    (albert_step, [24, 8]),  # all sequences (D1)
+    (albert_step, [24, 8]),  # all sequences (D7)
     (autobert_zero_step, [24, 4]),  # those with a label
     (image_step, [8]),
     (translation_step, [32]),
@@ -200,7 +200,7 @@ PAPER = [  # the published settings, and {step: the learning rate}
         3125: 0.0017160,  # the official schedule drops here
         62500: 0.00088,
         125000: 0}),
-    # D19: with the root of the batch
+    # D12: with the root of the batch
     (albert, {"batch": 1024, "lr": 1.76e-3, "warmup": 0, "steps": 100}, {50: 0.00044}),
     (autobert_zero, {"lr": 1e-4, "warmup": 0.1, "steps": 100_000}, {
         4_999: 0.5e-4,
@@ -230,7 +230,7 @@ def test_learning_rates_are_the_papers(file, settings, rates):
 
 @pytest.mark.parametrize("file", [albert, autobert_zero])
 def test_new_positions_are_copies_of_those_that_the_model_was_trained_on(file):
-    """D26 of albert.py, D31 of autobert_zero.py: --init of a run with a shorter --length."""
+    """D27 of albert.py, D50 of autobert_zero.py: --init of a run with a shorter --length."""
     cfg = file.Config(**SHAPE)
     arch = [file.parse_arch("conv3 | conv3")] if file is autobert_zero else []
     model = file.LanguageModel(*arch, cfg)

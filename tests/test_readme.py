@@ -1,6 +1,6 @@
-"""README.md, data/README.md, MANUAL.md, tests/claims/*.md and tests/bench.py: every command names
-files, actions and flags that exist, links lead somewhere. tests/test_readme_run.py runs the
-commands of the pages."""
+"""README.md, data/README.md, MANUAL.md, EXERCISES.md, tests/claims/*.md and tests/bench.py: every
+command names files, actions and flags that exist, links lead somewhere. tests/test_readme_run.py
+runs the commands of the pages."""
 import importlib
 import json
 import re
@@ -25,6 +25,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "data/README.md",
     ROOT / "MANUAL.md",
+    ROOT / "EXERCISES.md",
     ROOT / "tests/claims/README.md",
 ]
 FRONT = PAGES[0].read_text(encoding="utf-8")

@@ -26,11 +26,11 @@ class Settings(NamedTuple):
     strategy: str = "op-nas"  # op-nas, evolution or random
     alpha: float = 0.01  # of Eq. 3
     sharpness: float = 1.0  # factor of Eq. 3 in the softmax
-    standardised: bool = False  # scores in standard deviations, not fractions (D9)
+    standardised: bool = False  # scores in standard deviations, not fractions (D36)
     uniform: float = 0.0  # the uniform fraction of the probability
-    prior: float = 0.0  # pseudo-samples of the mean score per option (D8)
-    change_kind: float = 0.5  # probability that a layer's kind changes (D16)
-    attentions: float = 1 / 3  # probability of an attention in a random layer (D23)
+    prior: float = 0.0  # pseudo-samples of the mean score per option (D34)
+    change_kind: float = 0.5  # probability that a layer's kind changes (D40)
+    attentions: float = 1 / 3  # probability of an attention in a random layer (D32)
     population: int = 100
     parents: int = 5
     children: int = 5
@@ -65,7 +65,7 @@ def edits():
         for edit, index in itertools.product(abz.EDITS, range(len(abz.path_of(expression)))):
             children = abz.legal_children(expression, edit, index)
             position = index + (edit is abz.append)
-            codes = [-1] * len(children)  # delete and rewire are drawn uniformly (D35)
+            codes = [-1] * len(children)  # delete and rewire are drawn uniformly (D38)
             if edit not in (abz.delete, abz.rewire):
                 ends = [[*abz.path_of(child)][:position + 1][-1] for child in children]
                 codes = [abz.OPS.index(op) for op, *_ in ends]
@@ -153,7 +153,7 @@ def kind_changes(parent, settings):
         if layer >= KERNELS:
             options[:KERNELS] = 1 / KERNELS
         else:
-            copied = 0.5 if other >= KERNELS else 0.0  # half of them are the other layer's (D24)
+            copied = 0.5 if other >= KERNELS else 0.0  # half of them are the other layer's (D41)
             options[KERNELS:] = (1 - copied) / len(ATTENTIONS)
             options[other] += copied
         place = (slice(None), other) if changed == 0 else (other, slice(None))
@@ -271,7 +271,7 @@ CLAIMS = (
 JUDGED = (("100", 20), ("100", 100), ("775", 775))  # shape, number of candidates
 # one change each of OP-NAS
 VARIANTS = {
-    "scores in percent (D9)": {"sharpness": 100.0, "alpha": 0.0001},
+    "scores in percent (D36)": {"sharpness": 100.0, "alpha": 0.0001},
     **{f"scores in standard deviations times {value}": {"standardised": True, "sharpness": value}
        for value in (1, 4, 16)},
     **{f"alpha {value}": {"alpha": value} for value in (0.1, 1.0)},
@@ -279,9 +279,9 @@ VARIANTS = {
     "a pseudo-sample of the mean": {"prior": 1.0},
     "the rule of earlier versions": {
         "standardised": True, "sharpness": 4.0, "uniform": 0.1, "prior": 1.0},
-    **{f"a kind changes with probability {value} (D16)": {"change_kind": value}
+    **{f"a kind changes with probability {value} (D40)": {"change_kind": value}
        for value in (0.0, 1.0)},
-    **{f"attentions with probability {value} (D23)": {"attentions": value}
+    **{f"attentions with probability {value} (D32)": {"attentions": value}
        for value in (0.5, 0.8)},
     "one parent of all children": {"parents": 0},
     "twice as many parents, half the children": {"parents": 2},

@@ -121,7 +121,7 @@ def open_data(corpus, glue, tasks=tuple(TASKS)):
 
 
 def warm_start(seed, corpus, glue, folder):
-    """Train the common start of a seed's candidates (D40), unless the folder has it."""
+    """Train the common start of a seed's candidates (D47), unless the folder has it."""
     path = Path(folder) / f"warm-{seed}"
     if path.with_suffix(".pt").exists():
         return
