@@ -1078,7 +1078,7 @@ def training_batches(data, cfg, ranks, begin, round_number=0):
         micro_batches = lengths.argsort(stable=True).split(size)
         batches = []
         for micro in micro_batch_numbers(ranks, cfg.accumulate):
-            examples = segments[micro_batches[micro].sort().values]
+            examples = segments[micro_batches[micro]]
             seed_number = first + micro * size
             batches.append(language_batch(
                 examples, data.tokenizer, step_cfg, seed_number, ranks.device))

@@ -44,7 +44,6 @@ from data.corpus import NAMES, Corpus, read_meta
 MARK = "vocabulary.json"  # in the folder of a corpus: what it was made from
 DOCUMENTS = ("blank", "file", "line")  # what ends a document
 FORMAT = 1  # of the token files. Another number makes all caches anew
-THREADS = 2  # of SentencePiece for a corpus. Its result depends on them
 SMALL_TEXT = 1_000_000  # bytes
 VOCABULARIES = ((8e6, 2000), (100e6, 8000), (math.inf, 30_000))  # (bytes of text, size)
 CHUNK = 1 << 22  # bytes per read of a worker
@@ -168,7 +167,7 @@ def sample_lines(files, lower):
                 yield preprocess(line) if lower else line.strip()
 
 
-def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1, exact=True):
+def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, exact=True):
     """Train a unigram model on text files or folders. Returns out_path, the file to write. exact:
     False for fewer tokens than vocab_size, if the text does not allow more.
 
@@ -178,13 +177,13 @@ def train_sentencepiece(files, out_path, vocab_size=30000, lower=True, threads=1
     - With lower, no token has a digit before a comma. Only ALBERT's tokenizer cuts those again.
 
     Memory: 24 bytes per byte of text, so of more than SAMPLE_BYTES only every n-th line is used
-    (ALBERT used 10 million lines). The file depends only on the text, settings, threads and
+    (ALBERT used 10 million lines). The file depends only on the text, settings and
     sentencepiece version. UserError if the text cannot fill vocab_size, with the largest size that
     works.
     """
     files = text_files(files)
     try:  # in another process, since SentencePiece ignores signals
-        train = partial(sentencepiece_model, vocab_size, lower, threads, exact)
+        train = partial(sentencepiece_model, vocab_size, lower, exact)
         model, = in_order(train, [files], 1)
     except (RuntimeError, ValueError) as error:
         fault = vocabulary_fault(vocab_size, fitting_vocabulary(files), error)
@@ -205,7 +204,7 @@ def vocabulary_fault(vocab_size, fitting, error):
     return f"no --vocab_size {vocab_size} can be trained on this text: {error}"
 
 
-def sentencepiece_model(vocab_size, lower, threads, exact, files):
+def sentencepiece_model(vocab_size, lower, exact, files):
     """The model (bytes) that SentencePiece trains on text files."""
     lines = list(filter(None, sample_lines(files, lower)))
     if not lines:
@@ -218,7 +217,8 @@ def sentencepiece_model(vocab_size, lower, threads, exact, files):
         sentence_iterator=iter(lines), model_writer=model, model_type="unigram",
         vocab_size=vocab_size, character_coverage=0.99995, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
         control_symbols=["[CLS]", "[SEP]", "[MASK]"], pretokenization_delimiter=DELIMITER,
-        num_threads=threads, input_sentence_size=10_000_000, max_sentence_length=1 << 20,
+        num_threads=1,  # the result depends on their number
+        input_sentence_size=10_000_000, max_sentence_length=1 << 20,
         hard_vocab_limit=exact, minloglevel=2)
     return model.getvalue()
 
@@ -378,7 +378,7 @@ def make_corpus(paths, folder, vocab_size, tokenizer="", workers=1, documents="b
         given.save(folder)
     elif not model.exists():
         print(f"training a vocabulary of {vocab_size} tokens")
-        train_sentencepiece(files, model, vocab_size, threads=THREADS)
+        train_sentencepiece(files, model, vocab_size)
         print_vocabulary_hint(files, vocab_size)  # after errors that name another size
     tokenizer = given or load_tokenizer(model)
     if not read_meta(folder):
@@ -391,7 +391,7 @@ def cached_corpus(paths, cache, vocab_size, tokenizer=""):
     Arguments as in make_corpus. The folder's name is a hash of what determines its content. Other
     processes wait for the one that makes it."""
     given = load_tokenizer(tokenizer) if tokenizer else None
-    vocabulary = [given.fingerprint, *given.rules] if given else [vocab_size, THREADS]
+    vocabulary = [given.fingerprint, *given.rules] if given else [vocab_size]
     key = [fingerprints(text_files(paths)), *vocabulary, sentencepiece.__version__, FORMAT]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     folder = Path(cache, f"corpus-{digest}")
