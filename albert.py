@@ -177,13 +177,13 @@ ACTIVATIONS = {
 }
 
 
-def init_weights(std, *roots):
+def init_weights(module, std):
     """Truncated normal, cut at two standard deviations. Biases are 0 (official code)."""
-    for module in nn.ModuleList(roots).modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
+    for part in module.modules():
+        if isinstance(part, (nn.Linear, nn.Embedding)):
+            nn.init.trunc_normal_(part.weight, std=std, a=-2 * std, b=2 * std)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
 
 
 def gather_positions(x, positions):
@@ -292,7 +292,7 @@ class Encoder(nn.Module):
         self.mapping = nn.Linear(E, cfg.hidden) if mapped else nn.Identity()
         self.attentions = nn.ModuleList(Attention(cfg) for _ in range(attentions))
         self.ffns = nn.ModuleList(FeedForward(cfg) for _ in range(ffns))
-        init_weights(cfg.init_std, self)
+        init_weights(self, cfg.init_std)
 
     def layer(self, number, x, mask, masked_positions=None):
         attention = self.attentions[number * len(self.attentions) // self.depth]
@@ -337,7 +337,7 @@ class MaskedHead(nn.Module):
         self.norm = nn.LayerNorm(E, eps=1e-12)
         self.bias = nn.Parameter(torch.zeros(cfg.vocab_size))
         self.activation = ACTIVATIONS[cfg.activation]
-        init_weights(cfg.init_std, self)
+        init_weights(self, cfg.init_std)
 
     def forward(self, x, embedding):
         x = self.norm(self.activation(self.transform(x)))  # (B, M, E)
@@ -354,7 +354,8 @@ class LanguageModel(nn.Module):
         self.mlm = MaskedHead(cfg)
         self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
         self.order = nn.Linear(cfg.hidden, 2)
-        init_weights(cfg.init_std, self.pooler, self.order)
+        init_weights(self.pooler, cfg.init_std)
+        init_weights(self.order, cfg.init_std)
 
     def forward(self, batch):
         """batch: ids, token_type_ids (B, T), masked_positions (B, M), and lengths (B,) unless there
@@ -387,7 +388,8 @@ class Classifier(nn.Module):
         self.pooler = nn.Linear(cfg.hidden, cfg.hidden)
         self.dropout = nn.Dropout(HEAD_DROPOUT)
         self.head = nn.Linear(cfg.hidden, outputs)
-        init_weights(cfg.init_std, self.pooler, self.head)
+        init_weights(self.pooler, cfg.init_std)
+        init_weights(self.head, cfg.init_std)
 
     def forward(self, batch):
         ids = batch["ids"]
@@ -425,7 +427,7 @@ class SpanModel(nn.Module):
         # D6 (conflict): no dropout before SQuAD v1.1's head, as in the official code. Table 14
         # gives it 0.1
         self.span = nn.Linear(cfg.hidden, 2)
-        init_weights(cfg.init_std, self.span)
+        init_weights(self.span, cfg.init_std)
 
     def forward(self, batch):
         return self.span(self.encoder(batch["ids"], batch["token_type_ids"], batch.get("lengths")))
@@ -452,7 +454,7 @@ class AnswerModel(nn.Module):
             "null_mix": nn.Linear(2 * cfg.hidden, cfg.hidden),
             "null": nn.Linear(cfg.hidden, 1, bias=False)})
         self.dropout = nn.Dropout(HEAD_DROPOUT)
-        init_weights(cfg.init_std, self.answer)
+        init_weights(self.answer, cfg.init_std)
 
     def read(self, batch):
         """States (B, T, H), start logits (B, T) and scores of "no answer" (B,), high for
@@ -854,7 +856,12 @@ def learning_rate(step, cfg):
 SHORT = 0.1  # fraction of shorter sequences, Sec. 4.1
 
 
-def cut_segments(corpus, cfg, objective, number, size):
+def make_optimizer(model, weight_decay, adapt=True):
+    """Lamb (Sec. 4.1), or with adapt=False AdamW, for fine-tuning. Each step sets the rate."""
+    return Lamb(model.parameters(), lr=0.0, weight_decay=weight_decay, adapt=adapt)
+
+
+def cut_segments(corpus, cfg, number, size):
     """The text of `size` examples of the endless stream, from example `number`, as
     data.corpus.Segments."""
     # D13* (silent): segments are adjacent whole sentences, so that the cut cannot reveal the order.
@@ -863,15 +870,16 @@ def cut_segments(corpus, cfg, objective, number, size):
     # D15* (silent): NSP's other segment has about the size of the segment that it replaces, so that
     # the size does not reveal the label. The official code fills the sequence up
     return corpus.sentence_runs(number, size, cfg.length - 3, cfg.seed, SHORT,
-                                others=objective == "nsp")
+                                others=cfg.objective == "nsp")
 
 
-def language_batch(segments, tokenizer, cfg, objective, seed_number, device):
+def language_batch(segments, tokenizer, cfg, seed_number, device):
     """Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,) unless there is
     no padding, masked_positions and labels (B, M), order_labels (B,). Label -100: nothing to
     predict. seed_number: unique among training batches."""
-    generator = generator_of(cfg.seed, "mask", objective, seed_number)
-    ids, token_type_ids, lengths, order = sentence_pairs(segments, tokenizer, objective, generator)
+    generator = generator_of(cfg.seed, "mask", cfg.objective, seed_number)
+    ids, token_type_ids, lengths, order = sentence_pairs(
+        segments, tokenizer, cfg.objective, generator)
     # rounds T up, so that torch.compile and GPUs meet few widths
     multiple = max(8, cfg.length // 8)
     width = math.ceil(int(lengths.max()) / multiple) * multiple
@@ -894,7 +902,7 @@ def training_batches(data, cfg, ranks, begin):
     size = cfg.batch // cfg.accumulate
     for step in range(begin, cfg.steps):
         first = step * cfg.batch
-        segments = cut_segments(data.train, cfg, cfg.objective, first, cfg.batch)
+        segments = cut_segments(data.train, cfg, first, cfg.batch)
         # D16 (silent): the sequences of a step are sorted by length into its micro-batches, so that
         # few are padded
         lengths = segments.length_a + segments.length_b
@@ -904,7 +912,7 @@ def training_batches(data, cfg, ranks, begin):
             examples = segments[micro_batches[micro]]
             seed_number = first + micro * size
             batches.append(language_batch(
-                examples, data.tokenizer, cfg, cfg.objective, seed_number, ranks.device))
+                examples, data.tokenizer, cfg, seed_number, ranks.device))
         yield batches
 
 
@@ -966,7 +974,7 @@ def train_language_model(model, data, cfg, run):
     """Pre-train on data, a data.inputs.Data, from the checkpoint. Raises Diverged, and Stop after
     SIGTERM."""
     ranks = run.ranks
-    optimizer = Lamb(model.parameters(), lr=0.0, weight_decay=cfg.weight_decay)  # set in each step
+    optimizer = make_optimizer(model, cfg.weight_decay)
     loop = Loop(run, "pretrain", cfg, model=model, optimizer=optimizer)
     network = prepare_model(model, ranks, cfg.compile)
     for step, batches in loop(training_batches(data, cfg, ranks, loop.begin)):
@@ -992,18 +1000,18 @@ def evaluate_language_model(model, data, cfg, ranks):
     # D19 (silent): masked words are scored on pairs in their order, on the same tokens for every
     # objective. With the objective none the order head is not trained
     model.eval()
-    cfg = dataclasses.replace(cfg, seed=0)  # the same examples for every seed
     first = ranks.rank * EVALUATION_BATCH
     stride = ranks.size * EVALUATION_BATCH
     result = {}
     for name, objective in {"mlm": "none", "nsp": "nsp", "sop": "sop"}.items():
+        # the same examples for every seed
+        cfg = dataclasses.replace(cfg, seed=0, objective=objective)
         loss = 0
         correct = 0
         labelled = 0
         for number in range(first, cfg.dev_examples, stride):
-            segments = cut_segments(data.dev, cfg, objective, number, EVALUATION_BATCH)
-            batch = language_batch(
-                segments, data.tokenizer, cfg, objective, number, ranks.device)
+            segments = cut_segments(data.dev, cfg, number, EVALUATION_BATCH)
+            batch = language_batch(segments, data.tokenizer, cfg, number, ranks.device)
             with autocast(cfg.dtype, ranks.device):
                 logits, order_logits = model(batch)
             labels = batch["labels"]
@@ -1096,8 +1104,7 @@ def begin_task(task, source, cfg, number, device):
     length = task.recipe.length
     note = start_from(model, source, task.name) + extend_positions(model, source.trained, length)
     model = move(model, device)
-    optimizer = Lamb(
-        model.parameters(), task.recipe.lr, weight_decay=cfg.weight_decay, adapt=False)
+    optimizer = make_optimizer(model, cfg.weight_decay, adapt=False)
     # D23* (silent): whole epochs are shuffled, with examples of similar length together. The
     # official code shuffles a buffer of 100 examples
     # D24* (silent): evaluations are evenly spaced. The official code evaluates every 100 steps
@@ -1315,7 +1322,7 @@ def pretrain_language_model(source, data, cfg, run):
 
 def check_pairs(data, cfg):
     """UserError if the objective needs sequences with an order and there are none."""
-    segments = cut_segments(data.train, cfg, cfg.objective, 0, 8192)
+    segments = cut_segments(data.train, cfg, 0, 8192)
     second = segments.length_other if cfg.objective == "nsp" else segments.length_b
     if cfg.objective != "none" and not second.any():
         raise UserError(
