@@ -398,5 +398,6 @@ def cached_corpus(paths, cache, vocab_size, tokenizer=""):
     if not read_meta(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with waiting_lock(Path(cache, f"corpus-{digest}.lock")):
-            make_corpus(paths, folder, vocab_size, tokenizer, workers=os.cpu_count() or 1)
+            if not read_meta(folder):  # the process that it waited for may have made it
+                make_corpus(paths, folder, vocab_size, tokenizer, workers=os.cpu_count() or 1)
     return folder

@@ -99,6 +99,7 @@ def begin(whole, out):
     if (whole / "latency.json").exists():
         for part in ("config.json", "latency.json"):
             shutil.copy(whole / part, out)
+        shutil.copytree(whole / "latencies", out / "latencies")
     return out
 
 

@@ -188,6 +188,22 @@ def test_two_processes_do_not_make_a_corpus_in_one_folder(monkeypatch):
     assert Corpus("out").meta["documents"] == 1
 
 
+def test_a_process_that_waits_for_the_cache_uses_what_the_other_has_made(monkeypatch):
+    """The other one holds the folder's lock until it ends."""
+    text = write("t.txt", "w1 w2 ab bc cd.\n" * 9)
+    wait = module.waiting_lock
+
+    def late(path):
+        monkeypatch.setattr(module, "waiting_lock", wait)
+        module.cached_corpus([text], "cache", 14)
+        monkeypatch.setattr(module, "make_corpus", None)
+        return wait(path)
+
+    monkeypatch.setattr(module, "waiting_lock", late)
+    folder = module.cached_corpus([text], "cache", 14)
+    assert Corpus(folder).meta["documents"] == 1
+
+
 def test_a_folder_of_another_kind_gets_no_lock():
     text = write("t.txt", "w1 w2 ab bc cd.\n" * 9)
     write("mine/a.txt", "theirs")

@@ -58,15 +58,17 @@ MADE_BY = re.sub(r"\s*\\\n\s*", " ", MADE_BY).strip().split("\n")
 MADE_BY = dict(line.split(": ") for line in MADE_BY)
 NETWORK = "--layers 2 --hidden 16 --heads 2 --ffn 32"
 SEARCH = "--layers 1 2 --hidden 16 --ffn 16 32 48 --heads 1 2"
+SHAPES = "--largest 2-24-48-2-24 --smallest 1-24-24-2-24 --reference 2-24-48-2-24"
 SMALL = {  # pattern of commands: flags to append
     r"--corpus (my/|texts|path/to/texts)|--train_text": "--vocab_size 200",
     r"albert.py --pretrain .*(--preset|--vocab_size)":
         f"{NETWORK} --embedding 8 --length 64 --batch 128 --dev_examples 16",
     r"albert.py --finetune .*--preset": "--finetune_length 64 --finetune_batch 8",
     r"autobert_zero.py --(search|pretrain) --preset": f"{NETWORK} --length 16 --batch 4",
-    r"autotinybert.py --(?!finetune|describe|.*limit).*(--preset|--setting|--latency_d|--out)":
-        "--largest 2-24-48-2-24 --smallest 1-24-24-2-24 --reference 2-24-48-2-24 --length 16 "
-        "--batch 16 --speedup 0.2",
+    r"autotinybert.py --search (?!.*limit).*(--preset|--setting)":
+        f"{SHAPES} --length 16 --batch 16 --speedup 0.2",
+    r"autotinybert.py --latency ": SHAPES,
+    r"autotinybert.py --further_train": "--length 16 --batch 16",
     r"autotinybert.py --finetune": "--finetune_length 64",
     r"--preset base --cifar10": f"{SEARCH} --image 32 --batch 8 --cost flops",
     r"--preset base --task wmt14":

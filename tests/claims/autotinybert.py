@@ -3,7 +3,8 @@ import statistics
 
 import autotinybert as atb
 from tests.claims.pictures import dots, lines
-from tests.claims.study import Claim, interval, kendall, main, read, run_all, run_name, study
+from tests.claims.study import (
+    Claim, interval, kendall, main, read, read_by, run_all, run_name, study)
 
 PROGRAM = "autotinybert.py"
 LOSS = "held-out loss of masked words, nats"
@@ -14,6 +15,12 @@ SHAPE = (
     "--latency_archs 200 --latency_rounds 5 --population 25 --generations 4 --winners 3").split()
 
 
+def command(action, *flags):
+    """The command of an action, such as "finetune CoLA", with the flags that it reads."""
+    name, *value = action.split()
+    return [PROGRAM, f"--{name}", *value, *read_by(atb.Config, atb.ACTIONS[name][2], flags)]
+
+
 def masked_losses(options, flags, models):
     """{key: loss of masked words on 1,024 held-out examples} of {key: (run folder, architecture)}.
 
@@ -22,8 +29,8 @@ def masked_losses(options, flags, models):
     commands = {}
     for key, (folder, arch) in models.items():
         name = "score-" + "-".join(map(str, key))
-        commands[name] = [PROGRAM, "--finetune", "MLM-saved", "--init", folder, "--arch", arch,
-                          *flags, *options.flags, "--seed", key[-1]]
+        commands[name] = command("finetune MLM-saved", "--init", folder, "--arch", arch, *flags,
+                                 *options.flags, "--seed", key[-1])
     folders = run_all(options, commands).values()
     return {key: read(folder / "done.json")["mlm"]["loss"]
             for key, folder in zip(models, folders)}
@@ -34,8 +41,8 @@ def train_further(options, flags, archs, name, start=()):
     ..."""
     keys = [(arch, seed) for arch in archs for seed in range(1, options.seeds + 1)]
     commands = {
-        f"{name}-{arch}-{seed}": [PROGRAM, "--further_train", *start, "--arch", arch, *flags,
-                                  *options.flags, "--seed", seed]
+        f"{name}-{arch}-{seed}": command("further_train", *start, "--arch", arch, *flags,
+                                         *options.flags, "--seed", seed)
         for arch, seed in keys
     }
     folders = run_all(options, commands).values()
@@ -63,11 +70,12 @@ def shape(options):
     32 sequences of 48 tokens. For each limit, a search of 100 shapes by evolution, and one at
     random. For each shape, 500 further steps from the SuperPLM. A fourth limit, of three layers,
     was left out for time before any result was read."""
-    start = [PROGRAM, "--superplm", *SHAPE, *options.flags]
-    superplm = run_all(options, {"superplm": start}, "superplm/done.json")["superplm"]
+    start = command("superplm", *SHAPE, *options.flags)
+    superplm = run_all(options, {"superplm": start})["superplm"]
     commands = {
-        f"{strategy}-{rule}": [PROGRAM, "--search", *SHAPE, "--init", superplm, "--reference", rule,
-                               "--speedup", 1, "--strategy", strategy, *options.flags]
+        f"{strategy}-{rule}": command(
+            "search", *SHAPE, "--init", superplm, "--reference", rule, "--speedup", 1,
+            "--strategy", strategy, *options.flags)
         for rule in RULES for strategy in ("evolution", "random")
     }
     folders = run_all(options, commands)
@@ -125,11 +133,11 @@ def ranking(options):
     truth = masked_losses(options, RANKED, {("alone", *key): each for key, each in alone.items()})
     wanted = {seed: [truth["alone", arch, seed] for arch in EQUAL] for seed in seeds}
     commands = {
-        run_name("super", variant, seed): [PROGRAM, "--superplm", *RANKED, "--variant", variant,
-                                           *options.flags, "--seed", seed]
+        run_name("super", variant, seed): command(
+            "superplm", *RANKED, "--variant", variant, *options.flags, "--seed", seed)
         for variant in SUPERPLMS.values() for seed in seeds
     }
-    supers = run_all(options, commands, "superplm/done.json")
+    supers = run_all(options, commands)
     narrowness = [-atb.parse_arch(arch).hidden for arch in EQUAL]
     values = {
         "width": [same_order(wanted[seed], narrowness) for seed in seeds],
@@ -161,8 +169,8 @@ TASKS = ("CoLA", "MNLI", "QNLI", "RTE")
 def tuned_scores(options, arm, folders):
     """[mean score of TASKS after fine-tuning each folder with seed 1, 2, ...]"""
     commands = {
-        run_name("tune", arm, seed): [PROGRAM, "--finetune", ",".join(TASKS), "--init", folder,
-                                      *options.flags, "--seed", seed]
+        run_name("tune", arm, seed): command(
+            f"finetune {','.join(TASKS)}", "--init", folder, *options.flags, "--seed", seed)
         for seed, folder in enumerate(folders, 1)
     }
     scores = []
@@ -187,13 +195,14 @@ def distillation(options):
     the student of masked words by more than 0.03. Three seeds, no further batch.
     The plan had twice the steps, and was halved for time before any result."""
     seeds = range(1, options.seeds + 1)
-    begin = [PROGRAM, "--further_train", "--arch"]
-    first = [*begin, TEACHER, "--further_steps", STEPS[TEACHER], *options.flags]
+    first = command("further_train", "--arch", TEACHER, "--further_steps", STEPS[TEACHER],
+                    *options.flags)
     teacher = run_all(options, {"teacher": first})["teacher"]
     ways = {"masked words": [], "distilled": ["--setting", "distill", "--teacher", teacher]}
     commands = {
-        run_name(way, seed): [*begin, STUDENT, *flags, "--further_steps", STEPS[STUDENT],
-                              "--tokenizer", teacher, *options.flags, "--seed", seed]
+        run_name(way, seed): command(
+            "further_train", "--arch", STUDENT, *flags, "--further_steps", STEPS[STUDENT],
+            "--tokenizer", teacher, *options.flags, "--seed", seed)
         for way, flags in ways.items() for seed in seeds
     }
     students = run_all(options, commands)
@@ -224,7 +233,10 @@ def latency(options):
     """Random weights, one sequence of 128 tokens, CPU time of one thread, five rounds. The number
     before an interval is 0.2 minus the relative difference to the printed speed-up.
     """
-    *_, times = atb.time_rounds([arch for arch, _ in SPEEDUPS.values()], atb.Config(), 5)
+    cfg = atb.Config()
+    groups = atb.timing_groups([arch for arch, _ in SPEEDUPS.values()], cfg).values()
+    rounds_of = [atb.time_group(archs, cfg) for archs in groups]  # one group per round
+    times = {arch: [one[arch] for one in rounds_of] for arch in rounds_of[0]}
     speedups = {}
     measured = {}
     points = {}
