@@ -129,8 +129,8 @@ class Config:
     glue: str = ""  # folder of the GLUE tasks, official layout
     squad: str = ""  # folder of train- and dev-v1.1.json, train- and dev-v2.0.json
     race: str = ""  # folder with train, dev, test / middle, high
-    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
-    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
+    columns: str = ""  # text columns of your own task: NAME[,NAME]. Default: usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of your own task
     train_examples: int = 0  # training examples of each task (0: all)
     # fine-tuning, by default as in the recipe
     finetune_epochs: float | None = None  # passes over the examples, not Table 14's steps [> 0]
@@ -993,8 +993,8 @@ def train_language_model(model, data, cfg, run):
 @torch.no_grad()
 def evaluate_language_model(model, data, cfg, ranks):
     """The intrinsic tasks of Table 5: {"mlm_loss" in nats, "mlm_accuracy", "mlm_labels" (their
-    number), and accuracy and labels of "nsp" and "sop"}. An accuracy without labels is None. One
-    two-way head serves both NSP and SOP."""
+    number), and accuracy and labels of "nsp" and "sop"}. An accuracy is None if no sequence has a
+    label. One two-way head serves both NSP and SOP."""
     # D18 (ours): pre-training is evaluated on held-out documents. The paper has dev text of SQuAD
     # and RACE (Sec. 4.2.1)
     # D19 (silent): masked words are scored on pairs in their order, on the same tokens for every
@@ -1162,7 +1162,7 @@ SHAPE = ("vocab_size", "hidden", "heads", "ffn", "embedding", "mapped", "share",
 # taken from --init, unless a flag differs
 # D26 (conflict): --activation may differ, since configurations of v1 models in Hugging Face folders
 # say "gelu", though the official code trained them with the tanh form (gelu_new)
-FREE = ("layers", "activation", "init_std", "dropout", "recipe")
+OVERRIDABLE = ("layers", "activation", "init_std", "dropout", "recipe")
 HEADS = ("head", "span", "answer")
 
 
@@ -1192,7 +1192,7 @@ def resolve(cfg, command, ranks, source):
     are too long. complete() fills in what follows from the data."""
     changes = {}
     if source:
-        changes |= settings_from(cfg, command, source.settings, source.path, SHAPE, FREE)
+        changes |= settings_from(cfg, command, source.settings, source.path, SHAPE, OVERRIDABLE)
         changes["tokenizer"] = cfg.tokenizer or source.path
     if command.action == "pretrain":
         accumulate = fit_accumulate(cfg, command, ranks)

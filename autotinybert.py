@@ -121,8 +121,8 @@ class Config:
     # tasks, by default the demo data
     glue: str = ""  # folder of the GLUE tasks
     squad: str = ""  # folder of train-v1.1.json and dev-v1.1.json
-    columns: str = ""  # texts of an own task: NAME or NAME,NAME. Default: the usual names
-    labels: Literal["auto", "classes", "numbers"] = "auto"  # of own task: auto | classes | numbers
+    columns: str = ""  # text columns of your own task: NAME[,NAME]. Default: usual names
+    labels: Literal["auto", "classes", "numbers"] = "auto"  # of your own task
     train_examples: int = 0  # training examples of each task (0: all)
     # fine-tuning, by default as in Table D.1
     finetune_epochs: int | None = None  # passes over the task [>= 1]

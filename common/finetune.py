@@ -439,27 +439,27 @@ def finetune_tasks(method, names, source, data, cfg, run):
     """Fine-tune all tasks, cfg.runs times each, distributed over the processes. Returns the
     summary."""
     jobs = {f"{name}-{number}": name for name in names for number in range(cfg.runs)}
-    late = {job for job, name in jobs.items() if name in method.from_mnli and "MNLI" in names}
+    after_mnli = {job for job, name in jobs.items() if name in method.from_mnli and "MNLI" in names}
 
     @functools.lru_cache(maxsize=1)  # the runs of a task follow each other
     def task(name):
         return open_task(name, cfg, data.tokenizer, method.recipes(cfg), method.kinds)
 
-    def each(chosen, start):
+    def run_jobs(chosen, start):
         return run.each(
             "jobs", [job for job in jobs if job in chosen],
             lambda job: train_task(method, start, task(jobs[job]), data, cfg, run, job),
             cost=lambda job: -[*LONGEST_FIRST, jobs[job]].index(jobs[job]))  # an unknown task last
 
-    results = each(jobs.keys() - late, source)
-    if late:
-        mnli = [each for each in results.values()
-                if each["task"] == "MNLI" and not each["diverged"]]
+    results = run_jobs(jobs.keys() - after_mnli, source)
+    if after_mnli:
+        mnli = [result for result in results.values()
+                if result["task"] == "MNLI" and not result["diverged"]]
         if mnli:
             best = run.folder / "jobs" / max(mnli, key=main_score)["job"]
             settings = dataclasses.replace(cfg, init=str(best))
             source = method.load_pretrained(settings, run.command)
-        results |= each(late, source)
+        results |= run_jobs(after_mnli, source)
     return on_main(run.ranks, summarise, run.folder, [*results.values()], method.means)
 
 

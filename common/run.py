@@ -8,9 +8,9 @@
         ...
         loop.after(step, numbers, batches)
 
-These are the only ways to keep results. The same command continues a stopped run. A run folder
-holds config.json, log.jsonl, checkpoint.pt and done.json. log.jsonl grows line by line, and a line
-that a crash cut short is dropped. Every other file is written whole or not at all
+Results are saved only through once, each, Loop and finish. The same command continues a stopped
+run. A run folder holds config.json, log.jsonl, checkpoint.pt and done.json. log.jsonl grows line by
+line, and a line that a crash cut short is dropped. Every other file is written whole or not at all
 (common/files.py).
 """
 import atexit
@@ -113,9 +113,9 @@ class Run:
     """The folder of one run. Rank 0 makes it and holds its lock.
 
     A run is identified by its program, action and settings, except the group EXECUTION, and by the
-    content of the files that it reads. Results of another run are refused. A folder without results
-    is taken over, as after a mistake. --restart renames the folder. A dry run has a temporary
-    folder, unless --out is given.
+    content of the files that it reads. Results of another run are refused. A folder that has no
+    results yet, for example after a failed start, is used again. --restart renames the folder. A
+    dry run has a temporary folder, unless --out is given.
 
     cfg: all settings, with those that follow from the data. data: has files, {flag: paths that are
     read}. facts: more entries of config.json.
@@ -405,7 +405,8 @@ class Loop:
     begin: finished steps. state: a small dictionary that is saved too. speed: units per second.
 
     A checkpoint is also saved every SAVE_MINUTES, and after SIGTERM on any process, which raises
-    Stop. A finished loop leaves its weights and its state, and has no steps when it is made again.
+    Stop. When a loop ends, its checkpoint keeps only weights and state, and a new Loop on that
+    checkpoint runs no steps.
     The host waits for a GPU only to log, evaluate and save.
     """
 
@@ -576,11 +577,11 @@ def finite(weights, path):
     return weights
 
 
-def settings_from(cfg, command, settings, source, names, also=()):
+def settings_from(cfg, command, settings, source, names, overridable=()):
     """The settings that a Config takes from a model, {name: value}: `names`, where a different flag
-    is a UserError, and `also`, which flags override."""
+    is a UserError, and `overridable`, which flags override."""
     taken = {}
-    for name in (*names, *also):
+    for name in (*names, *overridable):
         value = settings[name]
         if isinstance(value, list):
             value = tuple(value)
@@ -606,8 +607,8 @@ def read_run(path, cfg, program, actions):
     if record.get("action") not in actions or record["program"] != program:
         raise UserError(f"{folder}: not a run folder of {program}.py --{' or --'.join(actions)}; "
                         "name another")
-    if dataclasses.asdict(cfg).keys() - record["settings"].keys():
-        raise UserError(f"{folder}: made by another version of this program; name another run")
+    defaults = dataclasses.asdict(type(cfg)())  # of settings that are newer than the run
+    record["settings"] = {**defaults, **record["settings"]}
     path = folder / "checkpoint.pt"
     if not path.exists():
         raise UserError(f"{folder}: no checkpoint.pt; for a fine-tuning name one of its models, "

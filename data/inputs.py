@@ -48,8 +48,9 @@ def pick(cfg, names):
 
 
 def open_data(cfg, command, ranks, tasks=(), text=False):
-    """The Data of an action of a BERT: the tokenizer, and with `text` the corpus, after all files
-    of its data flags were found. tasks: names, whose files are only found. Jobs read them.
+    """Open the data of an action of a BERT: check that the files of all data flags exist, then load
+    the tokenizer, and with `text` the corpus. Files of `tasks` are only checked here. Each job
+    reads its own. Without --tokenizer and text a vocabulary is trained on the tasks' text.
 
     UserError for a missing or unsuitable file, before a run folder is touched."""
     flags = [*data_flags(tasks), *(["corpus"] if text else [])]

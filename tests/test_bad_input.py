@@ -126,8 +126,6 @@ TABLE = [
     ("data/prepare corpus --corpus {here}/a.txt --to {here}/to --workers 0", "--workers 0: & >= 1",
      LONG_TEXT),
     # weights
-    (INIT, "another version", copy("albert", edit("config.json", lambda old: old.replace(
-        b'"lr"', b'"rate"')))),
     (INIT, "config.json: not JSON", copy("albert", put("config.json", "[" * 100_000))),
     (INIT, "checkpoint.pt", copy("albert", edit("checkpoint.pt", half))),
     (INIT, "checkpoint.pt & checksum", copy("albert", edit("checkpoint.pt", flipped))),
