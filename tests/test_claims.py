@@ -2,6 +2,7 @@
 import dataclasses
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,17 @@ def test_verdicts(intervals, least, expected):
 
 def test_the_page_is_what_the_results_say():
     assert (study.HERE / "README.md").read_text(encoding="utf-8") == page.page()
+
+
+def test_the_demo_and_the_front_page_say_how_often_the_search_won():
+    facts = json.loads((study.HERE / "results/autobert_zero/demo.json").read_text())["facts"]
+    counts = [facts[name]["above"] for name in ("BERT", "hybrid")]
+    assert re.findall(r"\d+", autobert_zero.abz.DEMO_SEEDS) == list(map(str, counts))
+    front = (study.ROOT / "README.md").read_text(encoding="utf-8")
+    words = "one two three four five six seven eight nine ten".split()
+    assert f"above BERT in {words[facts['BERT']['above'] - 1]}, tied in one and below in" in front
+    assert facts["hybrid"] == {"above": 10, "tie": 0, "below": 0}
+    assert facts["BERT"]["tie"] == facts["BERT"]["below"] == 1
 
 
 @pytest.mark.peers
