@@ -387,20 +387,6 @@ def test_a_ranker_orders_unseen_architectures_and_finds_the_important_features()
     assert mf.kendall_tau(ranker.rank_scores(new), [*map(toy_loss, new)]) > 0.85
 
 
-def test_pruning_keeps_the_important_features_and_the_types():
-    space = mf.space_of(IMAGES)
-    samples = [(toy_loss(arch), arch) for arch in draw(space, 200)]
-    importances = [
-        ["layers", "types", "ffn", "hidden", "heads"],
-        ["hidden", "layers", "ffn", "heads", "types"],
-    ]
-    pruned = mf.prune(space, importances, samples, keep=2)
-    searched = [name for name in space if len(pruned[name]) > 1]
-    assert searched == ["layers", "hidden", "types"]
-    assert mf.space_size(pruned) == 2 * (2 ** 2 + 2 ** 3)
-    assert pruned["ffn"] == (48,)  # the better one
-
-
 @pytest.mark.parametrize("task, lists", [
     ("cifar10", "types layers ffn heads hidden layers types hidden heads ffn"),
     ("wmt14", "decoder_layers cross_heads types decoder_ffn "
@@ -454,17 +440,6 @@ def test_a_latency_is_the_mean_without_the_fastest_and_slowest_tenth(monkeypatch
     (arch,) = draw(mf.space_of(cfg), 1)
     expected = 1000 * statistics.fmean([7, *range(2, 9)])
     assert mf.measure_latency(arch, cfg, ALONE.device) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("limit, window", [
-    (math.inf, (10, 90)),
-    (50, (10, 50)),
-    (5, (0, 5)),  # no others are left
-])
-def test_the_fastest_and_slowest_tenths_of_architectures(limit, window):
-    """D8"""
-    latencies = range(101)
-    assert mf.latency_window(latencies, latencies, limit) == pytest.approx(window, abs=1)
 
 
 # --- beam search ---
