@@ -91,7 +91,7 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     init: str = ""  # run or Hugging Face folder to start from. In --search, the SuperPLM
-    # D10* (silent): the vocabulary is a SentencePiece model, unless a flag names a vocab.txt. The
+    # D1* (silent): the vocabulary is a SentencePiece model, unless a flag names a vocab.txt. The
     # released code has WordPiece
     tokenizer: str = ""  # spiece.model or vocab.txt. Default: --init's, --teacher's, or a new one
     dropout: float = 0.1  # on hidden states and attention [0, 1)
@@ -107,11 +107,11 @@ class Config:
     # text
     corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
-    # D13 (silent): 5% of the documents are held out, at most 1,000
+    # D2 (silent): 5% of the documents are held out, at most 1,000
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
-    # D18 (silent): sequences have 128 tokens, as the released code makes them by default. The paper
+    # D3 (silent): sequences have 128 tokens, as the released code makes them by default. The paper
     # times 128 and names no other length
-    length: int = 128  # tokens per sequence, special ones included (D18) [8, 512]
+    length: int = 128  # tokens per sequence, special ones included (D3) [8, 512]
     # architecture
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
     # objective
@@ -148,7 +148,7 @@ class Config:
     runs: int = 1  # seeds of each fine-tuning [>= 1]
     # what is timed
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
-    latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D7) [1, 1024]
+    latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D16) [1, 1024]
     latency_batch: int = 1  # sequences at a time, Table 1 [>= 1]
     latency_length: int = 128  # tokens per sequence, Table 1 [>= 1]
     # latency
@@ -159,7 +159,7 @@ class Config:
     latencies: str = ""  # run of --latency or --search. Default: --init's, or measured
     speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
     latency_limit: float | None = None  # ms of this file's encoder, no padding [> 0]
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D12)
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D14)
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random, or Sec. 4.4
     population: int = 25  # architectures of a generation, S of Alg. 2 [1, 1000000]
     generations: int = 4  # T of Alg. 2, with the first one [>= 1]
@@ -217,7 +217,7 @@ def parse_arch(text):
 
 
 # Table 3. ILS: identical layers. SME: sub-matrix extraction. EBL: batch-wise training
-# D23* (silent): without SME the heads divide the full width of query, key and value, and without
+# D4* (silent): without SME the heads divide the full width of query, key and value, and without
 # EBL a micro-batch has one sub-model. The paper says of HAT only that its layers are not identical
 VARIANTS = {"hat": "", "ils": "ILS", "sme": "ILS SME", "ebl": "ILS SME EBL"}
 
@@ -394,7 +394,7 @@ class Layer(nn.Module):
         weight = leading(self.output, (H, N, D)).flatten(1)  # (H, Q)
         mixed = F.linear(mixed, weight, leading(self.output_bias, (H,)))
         x = self.attention_norm(x + self.dropout(mixed))  # Eq. 2
-        # D1 (conflict): the activation is GELU, as in BERT and the released code. Eq. 3 prints a
+        # D5 (conflict): the activation is GELU, as in BERT and the released code. Eq. 3 prints a
         # ReLU
         x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x, ffn)), H)))  # Eq. 3
         return (x, scores) if with_scores else x
@@ -462,7 +462,7 @@ class Encoder(nn.Module):
 
 def init_weights(module):
     """BERT's initialisation."""
-    # D17 (silent): initial weights are normal, not truncated at two deviations
+    # D6 (silent): initial weights are normal, not truncated at two deviations
     for name, value in module.named_parameters(recurse=False):
         if "bias" in name:
             nn.init.zeros_(value)
@@ -655,7 +655,7 @@ def distillation_losses(student, batch):
     [2.5, 9.0] of [1, 1]
     [83.5, 84.0] of [2, 4]
     """
-    # D9* (silent): padding is excluded from the means, since it depends on the batching, and the
+    # D7* (silent): padding is excluded from the means, since it depends on the batching, and the
     # teacher's input is not masked. The released code averages over padding
     states, scores = student
     state_errors = (states.float() - batch["states"].float()).square().mean(-1)  # (B, T)
@@ -670,7 +670,7 @@ def distillation_losses(student, batch):
 # --- training -------------
 
 
-# D21* (silent): the gradient is clipped as a whole. The released code first clips each parameter's
+# D8* (silent): the gradient is clipped as a whole. The released code first clips each parameter's
 CLIP = 1.0  # largest gradient norm
 
 
@@ -699,8 +699,8 @@ def is_matrix(name):
 def make_optimizer(model, weight_decay):
     """AdamW with BERT's eps, without decay of biases and LayerNorms. The pooler of a LanguageModel
     is not trained, since the loss does not read it."""
-    # D16* (silent): AdamW has bias correction. The released code, like BERT's, has none
-    # D6 (silent): entries that no sub-model of a step used still decay, and move by their moments,
+    # D9* (silent): AdamW has bias correction. The released code, like BERT's, has none
+    # D10 (silent): entries that no sub-model of a step used still decay, and move by their moments,
     # as in the released code
     named = [(name, value) for name, value in model.named_parameters()
              if isinstance(model, TaskModel) or "pooler" not in name]
@@ -719,7 +719,7 @@ def phase_of(cfg):
 def draw_text(text, data, cfg, phase, position, count):
     """ids, token_type_ids (B, T) and lengths (B,) of B = `count` sequences of a Corpus, from number
     `position` in the endless stream of a phase."""
-    # D8* (silent): sequences are pairs, [CLS] A [SEP] B [SEP] with B after A, so that fine-tuning
+    # D11* (silent): sequences are pairs, [CLS] A [SEP] B [SEP] with B after A, so that fine-tuning
     # meets a trained token type embedding. The released code has no pairs. One long sentence is
     # [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
     pairs = text.segments(
@@ -747,7 +747,7 @@ def language_batch(columns, chosen, data, cfg, *key):
 def training_batches(data, cfg, ranks, begin):
     """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
     same for any number of processes."""
-    # D22* (silent): the sequences of a step are sorted by length into its --accumulate
+    # D12* (silent): the sequences of a step are sorted by length into its --accumulate
     # micro-batches, so that few are padded. The released code does not sort
     phase = phase_of(cfg)
     size = cfg.batch // cfg.accumulate
@@ -810,7 +810,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
         for sample, arch in enumerate(archs):  # Alg. 1, lines 6, 10
             seed_everything(cfg.seed, cfg.arch or "superplm", step, micro, sample)  # dropout
             loss = summed_losses(network, batch, cfg, arch) / totals
-            # D25* (conflict): the gradient is the mean over the M sub-models. Line 11 of Alg. 1 can
+            # D13* (conflict): the gradient is the mean over the M sub-models. Line 11 of Alg. 1 can
             # also mean the mean over threads alone, and the released code adds the M gradients
             loss = loss / len(archs)
             loss.sum().backward()  # Alg. 1, line 9
@@ -839,7 +839,7 @@ def train_language_model(model, data, cfg, run, start, file="checkpoint.pt"):
          8              hand the sub-models to the threads
          9              add the gradients of each thread
         10          end of line 6, which is the inner loop here: a micro-batch has M sub-models
-        11          change the weights by the average of the gradients (D25)
+        11          change the weights by the average of the gradients (D13)
         12      end of line 2
         13      end of line 1
     """
@@ -898,7 +898,7 @@ def evaluate_language_model(model, data, cfg, examples=256, largest_batch=256):
 
 def score_mlm(model, data, cfg):
     """The task "MLM-saved": {"main": 1 - loss / ln V on held-out text, "loss"}. Raises Diverged."""
-    # D12 (ours): masked tokens can be a proxy task. After minutes of pre-training SQuAD and MNLI
+    # D14 (ours): masked tokens can be a proxy task. After minutes of pre-training SQuAD and MNLI
     # show no difference
     loss = evaluate_language_model(model.to(data.device), data, cfg, 1024, 64)["loss"]
     return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
@@ -928,7 +928,7 @@ def recipes(cfg):
     """{task: Recipe} of Table D.1."""
     table = {"MLM-saved": Recipe(0.0, 1)}
     for name, (batch, lr, epochs, metric) in TABLE_D1.items():
-        length = 384 if name == "SQuAD1.1" else 128  # D14
+        length = 384 if name == "SQuAD1.1" else 128  # D25
         table[name] = Recipe(lr, batch, epochs, length=length, main=metric)
     return table
 
@@ -936,7 +936,7 @@ def recipes(cfg):
 def prepare_tuning(model, task, cfg, seed, device):
     """A TaskModel with a copy of the model's encoder, its Tuning on the task, and the line of
     extend_positions."""
-    # D24* (silent): a fine-tuning is scored after its last step. The released code takes the best
+    # D15* (silent): a fine-tuning is scored after its last step. The released code takes the best
     # evaluation on dev
     seed_everything(seed, "head", task.name)
     tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
@@ -980,8 +980,8 @@ def time_model(arch, cfg):
 @torch.no_grad()
 def time_passes(run, cfg):
     """Milliseconds of run() on the target device: the median of three passes after a warm-up."""
-    # D7* (ours): a single CPU thread is measured in CPU seconds, without the time that it waits for
-    # other processes. The paper speaks of inference time, and its code reads the wall clock
+    # D16* (ours): a single CPU thread is measured in CPU seconds, without the time that it waits
+    # for other processes. The paper speaks of inference time, and its code reads the wall clock
     single = cfg.latency_device == "cpu" and cfg.latency_threads == 1
     clock = time.process_time if single else time.perf_counter
     threads = torch.get_num_threads()
@@ -1084,7 +1084,7 @@ def open_latencies(cfg, run):
 
 def ratios_of(timings):
     """Latencies relative to the reference, one per round."""
-    # D20* (silent): a latency is the median ratio to the reference over rounds. The released code
+    # D17* (silent): a latency is the median ratio to the reference over rounds. The released code
     # averages nine passes of one shape after another
     return [milliseconds / reference for milliseconds, reference in timings]
 
@@ -1097,7 +1097,7 @@ def references_of(times):
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from
     measurements."""
-    # D5 (ours): the predictor is a least-squares fit of a Transformer's costs to hundreds of
+    # D18 (ours): the predictor is a least-squares fit of a Transformer's costs to hundreds of
     # measurements. The paper has 10k and a feed-forward network
 
     def __init__(self, tokens):
@@ -1225,7 +1225,7 @@ DRAWS = 100  # random architectures per proposal
 def mutate(arch, space, rng):
     """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by up to a
     tenth of its choices, at least one. (p_m decides whether an architecture mutates.)"""
-    # D2* (silent): what Mut() moves and how far, and the probabilities of the roulette, are chosen
+    # D19* (silent): what Mut() moves and how far, and the probabilities of the roulette, are chosen
     # here
     genes = arch.genes
     moved = [name for name in space if rng.random() < 0.5]
@@ -1255,7 +1255,7 @@ def fast_shapes(space):
 
 def fast_candidates(space, predict_ms, limit):
     """Sec. 4.4: one architecture per depth."""
-    # D11* (silent): "fast" takes, at each depth, the architecture predicted slowest within 95% of
+    # D20* (silent): "fast" takes, at each depth, the architecture predicted slowest within 95% of
     # the limit. The released code draws at random
     candidates = []
     shapes = list(fast_shapes(space))
@@ -1270,7 +1270,7 @@ def fast_candidates(space, predict_ms, limit):
 
 def roulette(lines, rng):
     """Draw a line of the history. The probability is proportional to its score minus the worst,
-    plus a hundredth of the range (D2).
+    plus a hundredth of the range (D19).
 
     >>> class wheel:
     ...     def choices(lines, weights):
@@ -1311,9 +1311,9 @@ def propose(history, number, cfg, predict_ms, limit):
     1 2-12-12-2-16
     None 2-12-8-2-16
     """
-    # D3 (ours): all proposals are new, parents that diverged have no children, and a generation has
-    # fewer than S architectures if 20 S attempts find no more. Alg. 2 as printed can propose one
-    # twice. Sec. 3.5 filters by latency
+    # D21 (ours): all proposals are new, parents that diverged have no children, and a generation
+    # has fewer than S architectures if 20 S attempts find no more. Alg. 2 as printed can propose
+    # one twice. Sec. 3.5 filters by latency
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
@@ -1362,7 +1362,7 @@ def proxy_score(model, name, data, cfg):
 
 def judge(model, data, cfg):
     """Perf(.) of Eq. 4: {score, scores by task, diverged}."""
-    # D15 (silent): the fitness is the mean over the tasks. The paper names its two proxy tasks
+    # D22 (silent): the fitness is the mean over the tasks. The paper names its two proxy tasks
     # (Sec. 3.5), but not how they form one fitness
     try:
         scores = {name: proxy_score(model, name, data, cfg) for name in data.tasks}
@@ -1484,7 +1484,7 @@ def confirm(history, lat, cfg, run):
     """{kind: lines}: "searched", at most --winners best architectures of the history with a
     measured latency within the limit. For comparison, "BERT's rule" and "random sample", the best
     of the first generation. Raises UserError if nothing meets the limit."""
-    # D4 (ours): the evolution checks the limit by predictions, as in the paper. The winners are
+    # D23 (ours): the evolution checks the limit by predictions, as in the paper. The winners are
     # measured
     ranked = sorted(history, key=score_of, reverse=True)
     ranked = [line for line in ranked if not line["diverged"]]
@@ -1542,7 +1542,7 @@ def judge_finalists(models, data, cfg, run):
 def choose_best(finalists, results, data, cfg, run):
     """best.json: the best of the searched finalists, and a table of the best of each kind. Raises
     UserError if all searched ones diverged."""
-    # D19 (silent): the best winner is chosen by the search's own dev examples, so best.json's score
+    # D24 (silent): the best winner is chosen by the search's own dev examples, so best.json's score
     # is not an estimate for new ones. The paper does not say how it chooses among three
     table = {}
     for kind, lines in finalists.items():
@@ -1824,8 +1824,8 @@ def extend_positions(model, length):
     """Copy the rows of the trained positions of a model, unless it is new, to those after them, up
     to `length`. A training follows, after which these count as trained. Returns a line about it, or
     "" if there are none."""
-    # D14 (silent): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
-    # 2020). SQuAD has 384 tokens, as in the released code, and a SuperPLM has --length (D18). The
+    # D25 (silent): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # 2020). SQuAD has 384 tokens, as in the released code, and a SuperPLM has --length (D3). The
     # paper does not mention the positions in between
     trained = model.encoder.trained
     model.encoder.trained = max(trained, length)

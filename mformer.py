@@ -16,10 +16,10 @@ Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, la
          Eq. 2 -> linear_state, linear_read      Sec. 3.2.2 -> find_architecture, evolve
          Eq. 3 -> reweight, causal_weights       Sec. 4.1.4 -> AVERAGED, beam_search
          Table 1, 2 -> FEATURES, space_of        Sec. 6 -> PRESETS, learning_rate
-         Table 3, 4, 5 -> PUBLISHED (D32)        Sec. 7 -> Ranker.importance
+         Table 3, 4, 5 -> PUBLISHED (D8)        Sec. 7 -> Ranker.importance
          Fig. 3 -> linear_attention              Fig. 3, Table 5 -> tests/claims
          Sec. 8 -> --search_decoder, EXERCISES.md
-         Fig. 1, 5 and 6 draw the tables, and lists that they average: PUBLISHED has some (D32)
+         Fig. 1, 5 and 6 draw the tables, and lists that they average: PUBLISHED has some (D8)
 Symbols: the paper's         here                      shape
          N, d                T, D                      tokens, width of a head
          Q, K, V             q, k, v                   (B, N, T, D) each
@@ -88,7 +88,7 @@ else:
 class Config:
     """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
     override presets (by task), and presets override defaults. The defaults are the preset base for
-    images, with the batch of one GPU (D10). The command line starts from the preset demo."""
+    images, with the batch of one GPU (D5). The command line starts from the preset demo."""
     preset: str = "base"  # demo (minutes) | small (real data) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     seed: int = 0  # random seed
@@ -109,7 +109,7 @@ class Config:
     classes: int = 10  # classes of the images, read from the data in a run [>= 2]
     image: int = 224  # width of an image in pixels. Default with --images: theirs [>= 1]
     patch: int = 16  # width of a patch [>= 1]
-    # D20* (silent): crop, flip, rotation, shear, a weaker shift and erasing. The released code's
+    # D1* (silent): crop, flip, rotation, shear, a weaker shift and erasing. The released code's
     # RandAugment has more operations, some of colours.
     augment: tuple[float, float, float] = (0.08, 0.9, 0.25)  # crop, strength of the others, erasing
     # translation (--task wmt14)
@@ -118,10 +118,10 @@ class Config:
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, str] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model. Default: trained on both sides of --train_text
-    # D18 (silent): the vocabulary is a SentencePiece unigram model.
+    # D2 (silent): the vocabulary is a SentencePiece unigram model.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     qkv: int = 0  # width of all heads together. 0: heads x head_dim
-    # D19 (silent): pairs with a sentence longer than --length are ignored.
+    # D3 (silent): pairs with a sentence longer than --length are ignored.
     length: int = 256  # tokens of a sentence with its end mark, and the decoder's M [>= 2]
     # beam search (--task wmt14)
     beam: int = 4  # beams of a translation, Sec. 4.1.4 [>= 1]
@@ -151,10 +151,10 @@ class Config:
     lr_start: float = 1e-6  # learning rate where the warm-up starts and the cosine ends, Sec. 6.2
     warmup: float = 976 / 140000  # fraction of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # of AdamW, Sec. 6.2
-    # D31 (silent): gradients are clipped, because a small denominator of linear attention makes
+    # D4 (silent): gradients are clipped, because a small denominator of linear attention makes
     # them large. Usual norms, 0.5 to 8 in the demos, are below the limit.
     clip: float = 10.0  # largest gradient norm of a step (0: no limit)
-    save_every: int = 1000  # steps between checkpoints. --train averages the last ones (D24) [>= 1]
+    save_every: int = 1000  # steps between checkpoints. --train averages the last ones (D22) [>= 1]
     # search
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     latency_limit: float | None = None  # in the unit of --cost. Default: 0.9 of the median [> 0]
@@ -169,13 +169,13 @@ class Config:
 
 PRESETS = {  # of each task. A sub-dictionary holds for one action
     "cifar10": {
-        # D10 (silent): the batches of Sec. 6 are per GPU: 64 images on each of 4, as in the
+        # D5 (silent): the batches of Sec. 6 are per GPU: 64 images on each of 4, as in the
         # released code, and 4,400 tokens on each of 8. Sec. 6.2's 100,000 tokens are no limit: 64
         # images have 12,608.
         "base": dict(batch=256, accumulate=4, search=dict(held_out=5000)),
     },
     "wmt14": {
-        # D16 (ours): settings that Sec. 6 does not list are RankNAS's: dropout of 0.3, and 50,000
+        # D6 (ours): settings that Sec. 6 does not list are RankNAS's: dropout of 0.3, and 50,000
         # super-net steps with 8,000 of warm-up. Not used: RankNAS's dropout on attention and after
         # ReLU (for images too), its early end of the super-net, its 16 batches per step and its 800
         # epochs.
@@ -202,7 +202,7 @@ PRESETS = {  # of each task. A sub-dictionary holds for one action
 
 # --- search space ---------
 
-# D2 (silent): the "softmax" of Tables 1 and 2 has relative positions on the keys, except in
+# D7 (silent): the "softmax" of Tables 1 and 2 has relative positions on the keys, except in
 # cross-attention, where a distance means nothing. "plain" has none, like the vanilla Transformer of
 # Table 5.
 TYPES = ("softmax", "linear", "plain")
@@ -241,7 +241,7 @@ def space_of(cfg):
     }
     if cfg.task == "wmt14":
         # Sec. 4.1.2 searches only the encoder's types, Table 1 also the decoder's. The decoder of
-        # the space "linear" (cosFormer*) has softmax too (D14).
+        # the space "linear" (cosFormer*) has softmax too (D9).
         decoder_types = types if cfg.search_decoder else ("softmax",)
         space |= {
             "decoder_layers": cfg.decoder_layers,
@@ -341,7 +341,7 @@ def arch_text(arch):
 
 # The networks of Tables 3 to 5, names for --arch. The lists of cosformer* for images are from the
 # released code (its commit 2d21d66).
-# D32 (silent): the other lists are ours, since the paper prints averages and only draws the lists
+# D8 (silent): the other lists are ours, since the paper prints averages and only draws the lists
 # (Fig. 5, 6). Ours have the averages of Tables 3 and 4 ("Enc Layer Num 3" is a misprint for 6) and
 # fit the text: mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or 2 and 4 (Sec. 4.4.1) are linear, its
 # first decoder layer has more heads than cosFormer*'s, and all decoders see only the last encoder
@@ -378,7 +378,7 @@ PUBLISHED = {
             "decoder_hidden=1024 decoder_ffn=4096,3072 decoder_heads=16,16 "
             "decoder_types=softmax,softmax cross_heads=4,4 connect=1,1 "
             "cross_types=softmax,softmax",
-        # D14 (conflict): cosFormer*'s decoder has softmax, although Sec. 3.2.2 replaces "all
+        # D9 (conflict): cosFormer*'s decoder has softmax, although Sec. 3.2.2 replaces "all
         # Softmax". It has 3.05 BLEU, and a linear decoder 0 (Sec. 8). In Table 5 "all Softmax" adds
         # 0.02 GFLOPs, which fits the six linear layers of an encoder, but not four more in the
         # decoder.
@@ -435,7 +435,7 @@ def parse_arch(text, cfg):
             f"--arch {text[:60]!r} is not an architecture; give one of {', '.join(published)}, "
             "RUN/best.json of a search, or a text like --describe's") from None
     if named and attn_type:
-        # D13 (silent): "all linear" is all layers of the encoder, "all softmax" every attention.
+        # D10 (silent): "all linear" is all layers of the encoder, "all softmax" every attention.
         parts = PARTS if attn_type == "softmax" else ["types"]
         arch = retype(arch, attn_type, parts)
     check_arch(arch, text, cfg)
@@ -535,9 +535,9 @@ def linear_state(k, v, mask):
     state: sum_j k_j v_j^T (B, N, 2D, D). total, for the denominator: sum_j k_j (B, N, 1, 2D).
     count: the number of keys (B, 1, 1, 1).
     """
-    # D1* (silent): padding stays out of both sums, and M is the true length. cosFormer's code takes
-    # the padded length, so the output of a sentence depends on its batch. In cross-attention M is
-    # the source's length for keys and queries: later target tokens have the position of the
+    # D11* (silent): padding stays out of both sums, and M is the true length. cosFormer's code
+    # takes the padded length, so the output of a sentence depends on its batch. In cross-attention
+    # M is the source's length for keys and queries: later target tokens have the position of the
     # source's end. In causal attention M is --length, since a prefix must not know where its
     # sentence ends. There Eq. 3's re-weighting has little effect: with M = 256 all cosines of a
     # sentence of 30 tokens are at least 0.984.
@@ -548,7 +548,7 @@ def linear_state(k, v, mask):
     return k.mT @ v, k.sum(-2, keepdim=True, dtype=torch.float32), count
 
 
-# D30* (silent): the denominator of linear attention is at least FLOOR times the number of visible
+# D12* (silent): the denominator of linear attention is at least FLOOR times the number of visible
 # keys. In the released code the minimum is 1e-3 (in cosFormer's 1e-6). The gradient of a query
 # grows with the inverse of the denominator. Sums grow with the number of keys, so that a fixed
 # minimum would bound it less in long sequences.
@@ -579,7 +579,7 @@ def linear_attention(q, k, v, cosines, mask=None):
 
     Two tokens, 45 degrees apart, with queries 1 and 1, keys 1 and 3, values 10 and 20. The first
     has the weights 1 and 3 cos 45 = 2.12, so that its output is (10 + 42.4) / 3.12. If the second
-    is padding, only 10 is left (D1):
+    is padding, only 10 is left (D11):
 
     >>> q, k, v = torch.tensor([[1.0, 1.0], [1.0, 3.0], [10.0, 20.0]]).view(3, 1, 1, 2, 1)
     >>> for M, mask in ((2, None), (1, torch.tensor([[True, False]]))):
@@ -600,7 +600,7 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D12 (silent): initial weights are uniform, with Xavier's bound for the widest network.
+        # D13 (silent): initial weights are uniform, with Xavier's bound for the widest network.
         # ImageModel scales patches, class token and positions to similar sizes.
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
@@ -630,7 +630,7 @@ class Attention(nn.Module):
     key_width: the width of the states for keys. heads: all numbers of heads that it is called with.
     has_table: whether it has relative positions.
     """
-    # D3* (silent): queries, keys and values are sliced separately. The released code slices their
+    # D14* (silent): queries, keys and values are sliced separately. The released code slices their
     # joint matrix.
 
     def __init__(self, width, key_width, heads, cfg, has_table=False):
@@ -686,7 +686,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A pre-norm encoder layer: attention and a ReLU feed-forward network, each with a residual
     connection. (B, T, H) -> the same."""
-    # D23 (silent): LayerNorm precedes each part, and the mean of the patches is classified, as in
+    # D15 (silent): LayerNorm precedes each part, and the mean of the patches is classified, as in
     # the released code.
 
     def __init__(self, attention, width, ffn, cfg):
@@ -700,7 +700,7 @@ class Layer(nn.Module):
 
     def residual(self, x, change):
         """x plus the output of a part of the layer after dropout."""
-        # D11* (silent): dropout is the same for all sampled widths. HAT and RankNAS scale it by the
+        # D16* (silent): dropout is the same for all sampled widths. HAT and RankNAS scale it by the
         # width.
         return x + F.dropout(change, self.cfg.dropout, self.training)
 
@@ -742,7 +742,7 @@ class ImageModel(nn.Module):
         super().__init__()
         self.arch = arch
         self.cfg = cfg
-        # D4 (conflict): images are enlarged to 224 pixels and cut into 14 x 14 patches, as in the
+        # D17 (conflict): images are enlarged to 224 pixels and cut into 14 x 14 patches, as in the
         # released code. Sec. 4.1.3 mentions "convolutional layers" and 256 elements, which
         # contradicts 14 x 14. One convolution, a linear map of patches of 16 x 16, gives 197 tokens
         # with the class token.
@@ -768,7 +768,7 @@ class ImageModel(nn.Module):
         x = torch.cat([token, self.patches(patches, width)], dim=1)  # (B, T, H)
         x = x * math.sqrt(width) + self.position_embedding[:, :width]
         x = F.dropout(x, self.cfg.dropout, self.training)
-        # D22 (silent): positions count the class token, then the patches row by row, as in the
+        # D18 (silent): positions count the class token, then the patches row by row, as in the
         # released code. So the patch below is 14 positions away, for the cosine and for relative
         # positions.
         M = torch.full((1,), self.tokens, device=x.device)  # for all images
@@ -884,7 +884,7 @@ class DecoderLayer(Layer):
         has_table = arch.decoder_types[number] == "softmax"
         attention = CausalAttention(width, width, heads, cfg, has_table)
         cross_heads = space["cross_heads"] if space else [arch.cross_heads[number]]
-        cross = Attention(width, arch.hidden, cross_heads, cfg)  # without table: D2
+        cross = Attention(width, arch.hidden, cross_heads, cfg)  # without table: D7
         super().__init__(attention, width, arch.decoder_ffn[number], cfg)
         self.number = number
         self.cross = cross
@@ -950,7 +950,7 @@ class Translator(nn.Module):
         """Embeddings of tokens and their positions, from `first`. (B, T) -> (B, T, H)"""
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
-        # D27* (silent): sinusoids are made for the sampled width. HAT slices the widest network's.
+        # D19* (silent): sinusoids are made for the sampled width. HAT slices the widest network's.
         x = x + sinusoids(positions, width).to(x.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
@@ -962,7 +962,7 @@ class Translator(nn.Module):
         mask = positions < lengths[:, None]  # (B, S), True where there is no padding
         cosines = cosines_at(positions, lengths)
         states = self.layers(self.embed(source, arch.hidden), arch, cosines, mask)
-        # D28 (silent): all connected layers share one LayerNorm.
+        # D20 (silent): all connected layers share one LayerNorm.
         states = [self.norm(x) for x in states[-max(arch.connect):]]
         layers = self.decoder_layers[:arch.decoder_layers]
         return lengths, [layer.remember(states, cosines, mask, arch) for layer in layers]
@@ -977,9 +977,9 @@ class Translator(nn.Module):
         lengths, memories = encoded
         x = self.embed(target, arch.decoder_hidden, first)
         positions = torch.arange(first, first + x.shape[1], device=x.device)
-        M = lengths.new_full((1,), self.cfg.length)  # for all sentences (D1)
+        M = lengths.new_full((1,), self.cfg.length)  # for all sentences (D11)
         cosines = cosines_at(positions, M)
-        cross_cosines = cosines_at(positions, lengths)  # M is the length of each source (D1)
+        cross_cosines = cosines_at(positions, lengths)  # M is the length of each source (D11)
         caches = caches or [None] * len(memories)
         for layer, memory, cache in zip(self.decoder_layers, memories, caches):
             x = layer(x, arch, cosines, memory, cross_cosines, cache, first)
@@ -1073,7 +1073,7 @@ def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
     encoded = model.encode(source, lengths)
     caches = [[] for _ in model.decoder_layers]
     barred = torch.tensor([*barred], dtype=torch.long, device=source.device)
-    # D26 (silent): a translation has at most 1.5 S + 10 tokens, or `longest`.
+    # D21 (silent): a translation has at most 1.5 S + 10 tokens, or `longest`.
     limits = (lengths + lengths // 2 + 10).clamp(max=longest)
     beams = Beams(limits, beam, bos, eos, penalty)
     for step in range(beams.best.shape[1] - 1):
@@ -1160,7 +1160,7 @@ def summed_loss(logits, labels, smoothing=SMOOTHING):
 # --- training -------------
 
 WORST = 1e9  # the loss of a diverged sub-net, since JSON has no infinity
-# D24 (silent): the last saves are averaged (Sec. 4.1.4) for images too. The paper may mean
+# D22 (silent): the last saves are averaged (Sec. 4.1.4) for images too. The paper may mean
 # translation alone. From the first to the last are 4.5 or 6.4% of the steps with base, 9 or 10%
 # with demo. Means of three seeds of the demos: images 67.2% with the last weights, 67.0% averaged
 # over 9% of the steps, 65.5% over 45%. Translation 91.1 BLEU with the last weights, 91.9 over 10%,
@@ -1178,7 +1178,7 @@ def learning_rate(step, cfg):
     [0.0, 0.5, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07, 0.0]
     [0.0, 0.5, 1.0, 0.82, 0.71, 0.63, 0.58, 0.53, 0.5]
     """
-    # D17 (conflict): the cosine ends at 1e-6. Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends,
+    # D23 (conflict): the cosine ends at 1e-6. Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends,
     # and a minimum of 1e-7, where fairseq would stop training. Sec. 6.1's minimum, 1e-9, is never
     # reached, and its "max lr: 1" contradicts lr 7e-4: both are ignored.
     warmup = round(cfg.warmup * cfg.steps)
@@ -1285,7 +1285,7 @@ def evaluate_step(step, model, data, cfg, loop):
 def evaluate_network(model, data, cfg, ranks, arch=None):
     """{"loss"}: the held-out cross-entropy, or WORST if it is NaN or infinite. The processes share
     the batches. arch: as in train_step."""
-    # D5* (ours): only --evaluate reads test examples. The released search reads CIFAR-10's.
+    # D24* (ours): only --evaluate reads test examples. The released search reads CIFAR-10's.
     model.eval()
     losses = torch.zeros(1, device=ranks.device)
     labels = torch.zeros(1, dtype=torch.long, device=ranks.device)
@@ -1337,7 +1337,7 @@ def predict_examples(model, examples, data, cfg, ranks):
 def score_predictions(predictions, references, cfg):
     """Sec. 4.1.4: BLEU in percent, or the accuracy and, as a baseline, the fraction of the
     commonest class."""
-    # D29 (silent): BLEU is of plain text in 13a tokens.
+    # D25 (silent): BLEU is of plain text in 13a tokens.
     if cfg.task == "wmt14":
         return {"bleu": corpus_bleu(predictions, references)}
     right = [ours == theirs for ours, theirs in zip(predictions, references, strict=True)]
@@ -1367,7 +1367,7 @@ def draw_samples(space, cfg):
 # Measurements
 
 UNTIMED = 5  # runs before the timed ones, as in HAT
-# D8 (conflict): the evolution discards the fastest and slowest 10% of the architectures, and a
+# D26 (conflict): the evolution discards the fastest and slowest 10% of the architectures, and a
 # measurement of 10 runs or more those of its timings. "discarding the fastest and slowest 10%
 # models" (Sec. 3.1.2) can mean the former or, as in the released code, the latter.
 DROPPED = 0.1
@@ -1387,9 +1387,9 @@ def forward_once(model, batch, cfg):
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """Milliseconds of forward_once: the mean without the fastest and slowest tenth (D8). With
+    """Milliseconds of forward_once: the mean without the fastest and slowest tenth (D26). With
     --cost flops, GFLOPs."""
-    # D25* (ours): architectures with noisy timings are kept. The released code drops one if the
+    # D27* (ours): architectures with noisy timings are kept. The released code drops one if the
     # standard deviation of its timings is at least 1.5% of their mean.
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
@@ -1420,7 +1420,7 @@ def measure_archs(archs, name, supernet, data, cfg, run, limit=math.inf, enough=
     The folder NAMEs of the run keeps the results. The processes share the losses and, on GPUs, the
     latencies. On a CPU they would slow each other down, so the first process measures all
     latencies."""
-    # D21 (ours): losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
+    # D28 (ours): losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
     # separately, the released code on 2,000 sub-nets each.
     ranks = run.ranks
     timers = None if ranks.device.type == "cuda" else 1  # processes that measure latencies
@@ -1512,7 +1512,7 @@ class Ranker:
     It is fitted to 80% of the architectures. 10% choose the weights to keep. The last 10% are held
     out for Kendall's tau.
     """
-    # D6* (conflict): the ranker compares pairs, as in the paper. The released one is a regression
+    # D29* (conflict): the ranker compares pairs, as in the paper. The released one is a regression
     # by boosted trees. It reads only the means over the layers, and measures the importance of a
     # feature by its own |tau| with the values. The paper names no settings. The size of g and its
     # training are ours, the 80% and 10% RankNAS's.
@@ -1613,10 +1613,10 @@ def prune(space, importances, samples, keep):
     >>> prune(space, lists, samples, keep=2)["ffn"], prune(space, lists, samples, keep=2)["heads"]
     ((4,), (2,))
     """
-    # D7 (silent): `keep` features are searched, alternating between the lists by importance for the
-    # loss and for the latency. The attention types are always searched. Other features get their
-    # commonest value in the best tenth of the samples within the limit, at least 5. With base,
-    # `keep` is the number of features in the two lists of Sec. 7: 7 for translation, and for
+    # D30 (silent): `keep` features are searched, alternating between the lists by importance for
+    # the loss and for the latency. The attention types are always searched. Other features get
+    # their commonest value in the best tenth of the samples within the limit, at least 5. With
+    # base, `keep` is the number of features in the two lists of Sec. 7: 7 for translation, and for
     # CIFAR-10 all 5, so that its space is not pruned.
     if not keep:
         return space
@@ -1637,14 +1637,14 @@ def prune(space, importances, samples, keep):
 
 # 3. Hardware-aware search (Sec. 3.1.2, 3.2.2)
 
-# D15 (silent): without --latency_limit the limit is this fraction of the samples' median latency,
+# D31 (silent): without --latency_limit the limit is this fraction of the samples' median latency,
 # or the latency of the fastest sample if none is below it. The released search for images uses
 # 15.06 ms.
 LIMIT_FRACTION = 0.9
 
 
 def find_limit(latencies, cfg):
-    """--latency_limit, or the limit of D15. UserError if no sample is within it."""
+    """--latency_limit, or the limit of D31. UserError if no sample is within it."""
     fastest = min(latencies)
     limit = cfg.latency_limit or max(fastest, LIMIT_FRACTION * statistics.median(latencies))
     if fastest > limit:
@@ -1664,7 +1664,7 @@ def latency_window(rank_scores, latencies, limit):
     >>> [latency_window(scores, range(11), limit) for limit in (math.inf, 5, 0)]
     [(10, 90), (10, 50), (0, 10)]
     """
-    # The window excludes the slowest tenth of the samples, and those over the limit (D8). It
+    # The window excludes the slowest tenth of the samples, and those over the limit (D26). It
     # excludes the fastest tenth too, unless no others remain.
     within = sum(latency <= limit for latency in latencies) / len(latencies)
     end = min(1 - DROPPED, within)  # fractions of the samples, the fastest first
@@ -1809,7 +1809,7 @@ def within_limit(history, limit):
 
 def winner(history, limit):
     """The history line with the best loss within the limit."""
-    # D9 (ours): the winner is chosen by measurements, of the samples and of the best-ranked
+    # D32 (ours): the winner is chosen by measurements, of the samples and of the best-ranked
     # architectures, not by the rankers.
     return max(within_limit(history, limit), key=lambda line: line["score"])
 

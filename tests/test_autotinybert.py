@@ -101,7 +101,7 @@ def test_mutation_stays_in_the_space_and_reaches_every_variable(cfg):
     for name, choices in space.items():
         assert {start.genes[name]} < {child[name] for child in children} <= {*choices}
         positions = [[*choices].index(child[name]) for child in [start.genes, *children]]
-        reach = max(1, len(choices) // 10)  # D2
+        reach = max(1, len(choices) // 10)  # D19
         assert max(abs(each - positions[0]) for each in positions) == reach
 
 
@@ -175,7 +175,7 @@ def test_weight_decay_is_berts():
 
 def test_a_step_is_algorithm_1(monkeypatch):
     """The gradient is the average over M sub-models of the mean over the labels of N micro-batches,
-    clipped. Unused weights have zeros, not None, so that they decay (D6)."""
+    clipped. Unused weights have zeros, not None, so that they decay (D10)."""
     archs = list(map(atb.parse_arch, ("2-12-16-2-12", "1-8-8-1-6", "2-16-40-4-24")))
     monkeypatch.setattr(atb, "draw_archs", lambda cfg, step, micro: archs)
     batch = tiny_batch()
@@ -259,7 +259,7 @@ def test_algorithm_2(setting, strategy):
 
 
 def test_the_fitness_is_the_mean_over_the_tasks(monkeypatch):
-    """D15"""
+    """D22"""
     monkeypatch.setattr(atb, "proxy_score", lambda model, name, *_: float(name))
     data = types.SimpleNamespace(tasks=["0.5", "1.0"])
     assert atb.judge(None, data, None)["score"] == 0.75
@@ -278,7 +278,7 @@ def test_fast_rule():
     candidates = atb.fast_candidates(atb.search_space(BASE), predict, 30.0)
     assert len({arch.layers for arch in candidates}) == len(candidates) >= 5
     for arch in candidates:
-        assert 25.0 < pretended_latency(arch) <= 28.5  # D11
+        assert 25.0 < pretended_latency(arch) <= 28.5  # D20
 
 
 def test_fast_without_shapes_is_told_before_anything_is_measured():
