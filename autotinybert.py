@@ -6,21 +6,36 @@ large model, the SuperPLM, is trained so that all smaller models cut out of it w
 learning, Alg. 1). An evolution (Alg. 2) then searches for the best shape within the limit. The best
 shapes take their weights from the SuperPLM and are trained further.
 
-Run:  python autotinybert.py --search --dry_run        a few steps of every phase on demo data
-      python autotinybert.py --search --speedup 7.2    from text to a tiny model, on two cores
-      torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2
-               --corpus TEXTS --glue GLUE --squad SQUAD    the paper's sizes and budget (Sec. 4.1)
-Map:  Table B.1 -> search_space                Eq. 1, 2, 3 -> Layer      Table 3 -> VARIANTS
-      Sec. 3.4, Figure 3 -> leading, extract    Alg. 1 -> draw_archs, train_step
-      Lat(.) of Eq. 4 -> Predictor             Alg. 2 -> propose, evolve
-      Sec. 4.4 -> fast_candidates              Sec. 3.6 -> train_further
-      Table D.1 -> TABLE_D1                    measurements -> tests/claims
-Tour: search_space, leading, Layer, train_step, Predictor, propose, evolve, find_architecture (the
-      whole method). Skip at first: HAT and the other variants, distillation, fine-tuning.
-There are 25 departures, D1 to D25, where this file differs from the paper or the paper is silent:
-grep -n '# D[0-9]' autotinybert.py
-A * marks a departure from the released code, huawei-noah/Pretrained-Language-Model, AutoTinyBERT at
-0598f02. HAT (Table 3) is Wang et al. 2020, arXiv:2005.14187.
+Run:     python autotinybert.py --search --dry_run        a few steps of every phase on demo data
+         python autotinybert.py --search --speedup 7.2    from text to a tiny model, on two cores
+         torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2 \\
+             --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
+Map:     Table B.1 -> search_space               Eq. 1, 2, 3 -> Layer     Table 3 -> VARIANTS
+         Sec. 3.4, Fig. 3 -> leading, extract    Alg. 1 -> train_language_model, train_step
+         Eq. 4 -> find_architecture, judge, Predictor                     Alg. 2 -> evolve, propose
+         Sec. 3.6 -> train_further               Sec. 4.4 -> fast_candidates
+         Table D.1 -> TABLE_D1                   App. A -> export         Eq. 5 -> EXERCISES.md
+         Tables 1, 3 and Fig. 4 in small -> tests/claims
+         Tables 2, 5, F.1 and Fig. 5 are scores of trainings for 58 GPU hours each: not here
+Symbols: the paper's           here                       shape, or meaning
+         l^t, d^m|o, d^f       layers, hidden, ffn        H is hidden
+         h, d^q|k|v            heads, qkv                 N, Q = N D
+         W^q, W^k, W^v         qkv                        (3, N, D, H) of Layer
+         W^o                   output                     (H, N, D)
+         W^1, W^2              fc1, fc2                   (ffn, H), (H, ffn)
+         alpha, A              arch, space                Eq. 4
+         Perf, Lat, T          judge, predict_ms, limit   Eq. 4
+         N, M                  accumulate, samples        Alg. 1
+         G_t, V_t              proposals, results         Alg. 2
+         T, S                  generations, population    Alg. 2
+         p_m, p_e              MUTATION, EXPLORATION      Alg. 2
+         Mut                   mutate                     Alg. 2
+Tour:    search_space, leading, Layer, train_step, Predictor, propose, evolve, find_architecture
+         (the whole method). Skip at first: HAT and the other variants, distillation, fine-tuning.
+Differs: There are 25 departures, D1 to D25, where this file differs from the paper or the paper is
+         silent: grep -n '# D[0-9]' autotinybert.py
+         A * marks a departure from the released code, huawei-noah/Pretrained-Language-Model,
+         AutoTinyBERT at 0598f02. HAT (Table 3) is Wang et al. 2020, arXiv:2005.14187.
 """
 import copy
 import dataclasses
@@ -76,8 +91,8 @@ class Config:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
     init: str = ""  # run or Hugging Face folder to start from. In --search, the SuperPLM
-    # D10*: the vocabulary is a SentencePiece model, unless a flag names a vocab.txt. The paper does
-    # not say, and its code has WordPiece
+    # D1* (silent): the vocabulary is a SentencePiece model, unless a flag names a vocab.txt. The
+    # released code has WordPiece
     tokenizer: str = ""  # spiece.model or vocab.txt. Default: --init's, --teacher's, or a new one
     dropout: float = 0.1  # on hidden states and attention [0, 1)
     weight_decay: float = 0.01  # of AdamW, BERT's, except for biases and LayerNorms
@@ -92,11 +107,11 @@ class Config:
     # text
     corpus: tuple[str, ...] = ()  # text files or folders. Default: demo text
     vocab_size: int = 30522  # tokens in the vocabulary [>= 1]
-    # D13: 5% of the documents are held out, at most 1,000. The paper does not say
+    # D2 (silent): 5% of the documents are held out, at most 1,000
     held_out: float = 0.05  # held-out documents: fraction (below 1, capped at 1,000) or count [> 0]
-    # D18: sequences have 128 tokens, as the released code makes them by default. The paper times
-    # 128 and names no other length
-    length: int = 128  # tokens per sequence, special ones included (D18) [8, 512]
+    # D3 (silent): sequences have 128 tokens, as the released code makes them by default. The paper
+    # times 128 and names no other length
+    length: int = 128  # tokens per sequence, special ones included (D3) [8, 512]
     # architecture
     arch: str = ""  # architecture layers-hidden-ffn-heads-qkv (Table 4), or a best.json
     # objective
@@ -133,7 +148,7 @@ class Config:
     runs: int = 1  # seeds of each fine-tuning [>= 1]
     # what is timed
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
-    latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D7) [1, 1024]
+    latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D16) [1, 1024]
     latency_batch: int = 1  # sequences at a time, Table 1 [>= 1]
     latency_length: int = 128  # tokens per sequence, Table 1 [>= 1]
     # latency
@@ -144,7 +159,7 @@ class Config:
     latencies: str = ""  # run of --latency or --search. Default: --init's, or measured
     speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
     latency_limit: float | None = None  # ms of this file's encoder, no padding [> 0]
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D12)
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D14)
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random, or Sec. 4.4
     population: int = 25  # architectures of a generation, S of Alg. 2 [1, 1000000]
     generations: int = 4  # T of Alg. 2, with the first one [>= 1]
@@ -202,22 +217,28 @@ def parse_arch(text):
 
 
 # Table 3. ILS: identical layers. SME: sub-matrix extraction. EBL: batch-wise training
-# D23*: without SME the heads divide the full width of query, key and value, and without EBL a
-# micro-batch has one sub-model. The paper says of HAT only that its layers are not identical
+# D4* (silent): without SME the heads divide the full width of query, key and value, and without
+# EBL a micro-batch has one sub-model. The paper says of HAT only that its layers are not identical
 VARIANTS = {"hat": "", "ils": "ILS", "sme": "ILS SME", "ebl": "ILS SME EBL"}
 
 
 def search_space(cfg):
     """Table B.1: {variable: its choices}. Raises ValueError if a variable has no choices.
 
-    The table has 11.4 million architectures for pre-training (mlm) and 47.5 million for
-    distillation. The text of App. B has 46M and 10M, the other way round. Published architectures
-    are outside the table: S1's d^f of 1054 (5-564-1054-8-512) is not 128 + 4 k, and S5's d^m of 450
-    (5-450-636-6-384) neither.
+    Published architectures are outside the table: S1's d^f of 1054 (5-564-1054-8-512) is not
+    128 + 4 k, and S5's d^m of 450 (5-450-636-6-384) neither. A search proposes only identical
+    layers (Sec. 3.3). HAT's training samples others too.
 
     "attention" pairs heads with d^q|k|v. mlm: fewer heads of full width. distill: all heads,
-    narrower. Without SME the heads divide the full d^q|k|v. A search proposes only identical layers
-    (Sec. 3.3). HAT's training samples others too.
+    narrower. Without SME the heads divide the full d^q|k|v.
+
+    >>> shapes = dict(largest="4-16-24-3-12", smallest="2-8-16-1-6")
+    >>> [list(choices) for choices in search_space(Config(**shapes)).values()]
+    [[2, 3, 4], [8, 12, 16], [16, 20, 24], [(1, 4), (2, 8), (3, 12)]]
+    >>> for change in (dict(setting="distill"), dict(variant="ils")):
+    ...     print(search_space(Config(**shapes, **change))["attention"])
+    [(3, 6), (3, 9), (3, 12)]
+    [(1, 12), (2, 12), (3, 12)]
     """
     low = parse_arch(cfg.smallest)
     high = parse_arch(cfg.largest)
@@ -268,7 +289,13 @@ def sample_arch(space, rng, identical=True):
 
 
 def flops(arch, tokens=128):
-    """FLOPs of the matrix products of encoder and pooler for a sequence, 2 for a multiply-add."""
+    """FLOPs of the matrix products of encoder and pooler for a sequence, 2 for a multiply-add.
+
+    By hand, for H = 2, d^f = 3, Q = 2 and 4 tokens: 2 (4 (4 H Q + 2 H d^f) + 2 * 4 * 4 Q + H H)
+
+    >>> flops(Arch(layers=1, hidden=2, ffn=3, heads=1, qkv=2), tokens=4)
+    360
+    """
     count = arch.hidden ** 2  # pooler
     for ffn, _, qkv in arch.shapes:
         count += tokens * (4 * arch.hidden * qkv + 2 * arch.hidden * ffn)
@@ -282,9 +309,22 @@ def leading(weight, shape):
     """The leading part of every axis of a weight (Sec. 3.4, "bottom-left" there). It is a slice, so
     that gradients reach the weight. A weight of this shape is returned unchanged.
 
-    In attention weights, axis 1 is the head and axis 2 the width of a head. Figure 3 (b) keeps
-    fewer heads of full width, (c) all heads with a part of each. Without sub-matrix extraction (HAT
-    and ILS of Table 3) all of d^q|k|v is used, split into another number of heads.
+    In attention weights, axis 1 is the head and axis 2 the width of a head. Figure 3 has four heads
+    of three. (b) keeps heads, (c) a part of each head. Without sub-matrix extraction (HAT and ILS
+    of Table 3) all of d^q|k|v is used, split into another number of heads:
+
+        (a) all         (b) 2 heads     (c) 2 of each 3   2 heads without SME
+        0   1   2       0   1   2       0   1   .         0   1   2   3   4   5
+        3   4   5       3   4   5       3   4   .         6   7   8   9  10  11
+        6   7   8       .   .   .       6   7   .
+        9  10  11       .   .   .       9  10   .
+
+    >>> weight = torch.arange(12).view(1, 4, 3)
+    >>> for heads, width in ((2, 3), (4, 2), (2, 6)):
+    ...     print(leading(weight, (1, heads, width)).tolist())
+    [[[0, 1, 2], [3, 4, 5]]]
+    [[[0, 1], [3, 4], [6, 7], [9, 10]]]
+    [[[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]]
     """
     if weight.shape == shape:
         return weight
@@ -354,7 +394,8 @@ class Layer(nn.Module):
         weight = leading(self.output, (H, N, D)).flatten(1)  # (H, Q)
         mixed = F.linear(mixed, weight, leading(self.output_bias, (H,)))
         x = self.attention_norm(x + self.dropout(mixed))  # Eq. 2
-        # D1: the activation is GELU, as in BERT and the released code. Eq. 3 prints a ReLU
+        # D5 (conflict): the activation is GELU, as in BERT and the released code. Eq. 3 prints a
+        # ReLU
         x = self.ffn_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x, ffn)), H)))  # Eq. 3
         return (x, scores) if with_scores else x
 
@@ -421,7 +462,7 @@ class Encoder(nn.Module):
 
 def init_weights(module):
     """BERT's initialisation."""
-    # D17: initial weights are normal, not truncated at two deviations. The paper does not say
+    # D6 (silent): initial weights are normal, not truncated at two deviations
     for name, value in module.named_parameters(recurse=False):
         if "bias" in name:
             nn.init.zeros_(value)
@@ -502,7 +543,19 @@ def count_parts(arch, vocab_size, positions=512):
 
 def draw_archs(cfg, step, micro_batch):
     """Alg. 1, line 7: the architectures of the M sub-models of a micro-batch. Without EBL one
-    architecture for the whole batch. With --arch only that one (Sec. 3.6)."""
+    architecture for the whole batch. With --arch only that one (Sec. 3.6).
+
+    Different ones in a step of 16 micro-batches, and in two steps:
+
+    >>> for variant in VARIANTS:
+    ...     cfg = Config(variant=variant)
+    ...     drawn = [draw_archs(cfg, step, micro) for step in range(2) for micro in range(16)]
+    ...     print(variant, len({*sum(drawn[:16], [])}), len({*sum(drawn, [])}))
+    hat 1 2
+    ils 1 2
+    sme 1 2
+    ebl 48 96
+    """
     if cfg.arch:
         return [parse_arch(cfg.arch)]
     batch_wise = "EBL" in VARIANTS[cfg.variant]
@@ -555,7 +608,19 @@ MASK_RATE = 0.15  # fraction of the tokens that are masked, BERT's
 def mask_tokens(ids, tokenizer, generator):
     """BERT's masking of ids (B, T): MASK_RATE of each sequence's text is predicted. 80% of it
     becomes [MASK], 10% a random token, and 10% stays. Returns the changed ids, masked positions and
-    labels (B, I). Filler in sequences with less text has the label -100."""
+    labels (B, I). Filler in sequences with less text has the label -100.
+
+    >>> class tokenizer:
+    ...     pad_id, cls_id, sep_id, mask_id, vocab_size = 0, 2, 3, 4, 1000
+    >>> ids = torch.tensor([[2, *range(10, 28), 3]] * 4000)
+    >>> ids[0, 8:] = 0
+    >>> changed, positions, labels = mask_tokens(ids, tokenizer, torch.Generator())
+    >>> (labels != -100).sum(1)[:2].tolist()  # 15% of 7 tokens of text, and of 18
+    [1, 3]
+    >>> shown = changed.gather(1, positions)[1:]
+    >>> [round((shown == one).float().mean().item(), 1) for one in (4, labels[1:])]
+    [0.8, 0.1]
+    """
     B, T = ids.shape
     I = max(1, round(MASK_RATE * T))
     special = torch.tensor([tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id])
@@ -576,9 +641,22 @@ def distillation_losses(student, batch):
     """The two losses of TinyBERT's first stage, for the last layer alone (Sec. 4.1), (2,). First,
     the squared error of the states (B, T, W), averaged over W and summed over tokens. Second, the
     squared error of the raw attention scores (B, N, T, T), averaged over N and summed over pairs of
-    tokens. batch: has the teacher's states and scores, and lengths (B,) unless all are full."""
-    # D9*: padding is excluded from the means, since it depends on the batching, and the teacher's
-    # input is not masked. The paper does not say, and the released code averages over padding
+    tokens. batch: has the teacher's states and scores, and lengths (B,) unless all are full.
+
+    Two tokens, and a teacher of zeros. (1 + 4) / 2 = 2.5 and 3 * 3 = 9 if the second is padding:
+
+    >>> states = torch.tensor([[[1.0, 2.0], [9.0, 9.0]]])
+    >>> scores = torch.tensor([[[[3.0, 5.0], [5.0, 5.0]]]])
+    >>> for lengths in ([1], [2]):
+    ...     batch = {"states": torch.zeros_like(states), "scores": torch.zeros_like(scores)}
+    ...     batch |= {"lengths": torch.tensor(lengths), "ids": torch.zeros(1, 2)}
+    ...     losses = distillation_losses((states, scores), batch)
+    ...     print(losses.tolist(), "of", count_labels(batch).tolist())
+    [2.5, 9.0] of [1, 1]
+    [83.5, 84.0] of [2, 4]
+    """
+    # D7* (silent): padding is excluded from the means, since it depends on the batching, and the
+    # teacher's input is not masked. The released code averages over padding
     states, scores = student
     state_errors = (states.float() - batch["states"].float()).square().mean(-1)  # (B, T)
     score_errors = (scores.float() - batch["scores"].float()).square().mean(1)  # (B, T, T)
@@ -592,13 +670,17 @@ def distillation_losses(student, batch):
 # --- training -------------
 
 
-# D21*: the gradient is clipped as a whole. The released code first clips each parameter's
+# D8* (silent): the gradient is clipped as a whole. The released code first clips each parameter's
 CLIP = 1.0  # largest gradient norm
 
 
 def schedule(step, steps, warmup):
     """Fraction of the peak learning rate at a step: linear warm-up, then linear decay to 0, as in
-    BERT. The paper gives the peak and the warm-up."""
+    BERT. The paper gives the peak and the warm-up.
+
+    >>> [schedule(step, 8, 0.5) for step in range(9)]
+    [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    """
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise
@@ -617,10 +699,9 @@ def is_matrix(name):
 def make_optimizer(model, weight_decay):
     """AdamW with BERT's eps, without decay of biases and LayerNorms. The pooler of a LanguageModel
     is not trained, since the loss does not read it."""
-    # D16*: AdamW has bias correction. The released code, like BERT's, has none, and the paper names
-    # no optimizer
-    # D6: entries that no sub-model of a step used still decay, and move by their moments, as in the
-    # released code. The paper does not say
+    # D9* (silent): AdamW has bias correction. The released code, like BERT's, has none
+    # D10 (silent): entries that no sub-model of a step used still decay, and move by their moments,
+    # as in the released code
     named = [(name, value) for name, value in model.named_parameters()
              if isinstance(model, TaskModel) or "pooler" not in name]
     matrices = [value for name, value in named if is_matrix(name)]
@@ -638,9 +719,9 @@ def phase_of(cfg):
 def draw_text(text, data, cfg, phase, position, count):
     """ids, token_type_ids (B, T) and lengths (B,) of B = `count` sequences of a Corpus, from number
     `position` in the endless stream of a phase."""
-    # D8*: sequences are pairs, [CLS] A [SEP] B [SEP] with B after A, so that fine-tuning meets a
-    # trained token type embedding. The paper does not say, and its code has no pairs. One long
-    # sentence is [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
+    # D11* (silent): sequences are pairs, [CLS] A [SEP] B [SEP] with B after A, so that fine-tuning
+    # meets a trained token type embedding. The released code has no pairs. One long sentence is
+    # [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
     pairs = text.segments(
         position, count, cfg.length - 3, seed_of(cfg.seed, phase), others=False)
     return join(
@@ -666,8 +747,8 @@ def language_batch(columns, chosen, data, cfg, *key):
 def training_batches(data, cfg, ranks, begin):
     """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
     same for any number of processes."""
-    # D22*: the sequences of a step are sorted by length into its --accumulate micro-batches, so
-    # that few are padded. The paper does not say how a batch is divided, and its code does not sort
+    # D12* (silent): the sequences of a step are sorted by length into its --accumulate
+    # micro-batches, so that few are padded. The released code does not sort
     phase = phase_of(cfg)
     size = cfg.batch // cfg.accumulate
     for step in range(begin, cfg.steps):
@@ -676,7 +757,7 @@ def training_batches(data, cfg, ranks, begin):
         lengths = columns[2]
         micro_batches = lengths.argsort(stable=True).split(size)
         batches = []
-        for micro in micro_batch_numbers(ranks, cfg.accumulate):
+        for micro in micro_batch_numbers(ranks, cfg.accumulate):  # Alg. 1, lines 3, 4
             seed_number = first + micro * size
             batches.append(language_batch(
                 columns, micro_batches[micro], data, cfg, phase, "mask", seed_number))
@@ -723,14 +804,14 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
     totals = totals.clamp(min=1) / ranks.size  # gradients are averaged over the processes
     losses = torch.zeros_like(totals)
     optimizer.zero_grad()  # Alg. 1, line 5
-    for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):  # lines 3, 4, 8
+    for micro, batch in zip(micro_batch_numbers(ranks, cfg.accumulate), batches):
         batch = add_targets(batch, teacher, cfg)
-        archs = draw_archs(cfg, step, micro)  # Alg. 1, line 7
-        for sample, arch in enumerate(archs):  # Alg. 1, line 6
+        archs = draw_archs(cfg, step, micro)  # Alg. 1, lines 7, 8
+        for sample, arch in enumerate(archs):  # Alg. 1, lines 6, 10
             seed_everything(cfg.seed, cfg.arch or "superplm", step, micro, sample)  # dropout
             loss = summed_losses(network, batch, cfg, arch) / totals
-            # D25*: the gradient is the mean over the M sub-models. Line 11 of Alg. 1 can also mean
-            # the mean over threads alone, and the released code adds the M gradients
+            # D13* (conflict): the gradient is the mean over the M sub-models. Line 11 of Alg. 1 can
+            # also mean the mean over threads alone, and the released code adds the M gradients
             loss = loss / len(archs)
             loss.sum().backward()  # Alg. 1, line 9
             losses += loss.detach()
@@ -746,7 +827,22 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
 def train_language_model(model, data, cfg, run, start, file="checkpoint.pt"):
     """Train a model on a data.inputs.Data, from the checkpoint `file` of the run: the SuperPLM
     (Alg. 1) or, with cfg.arch, one architecture as usual (Sec. 3.6). start: a line on its weights.
-    Raises Diverged, and Stop after SIGTERM."""
+    Raises Diverged, and Stop after SIGTERM. The lines of Alg. 1:
+
+         1      for E epochs, here as a number of steps (`complete`)
+         2      for each batch of the text
+         3          divide the batch into N micro-batches (`training_batches`)
+         4          hand them to N threads, here processes, or one after the other
+         5          clear the gradients (`train_step`)
+         6          repeat M times
+         7              draw a sub-model for each micro-batch (`draw_archs`)
+         8              hand the sub-models to the threads
+         9              add the gradients of each thread
+        10          end of line 6, which is the inner loop here: a micro-batch has M sub-models
+        11          change the weights by the average of the gradients (D13)
+        12      end of line 2
+        13      end of line 1
+    """
     ranks = run.ranks
     phase = cfg.arch or "superplm"
     start += extend_positions(model, cfg.length)
@@ -757,6 +853,7 @@ def train_language_model(model, data, cfg, run, start, file="checkpoint.pt"):
     evaluate_at = {*range(cfg.eval_every, cfg.steps, cfg.eval_every), cfg.steps}
     loop = Loop(run, phase, cfg, file=file, evaluate_at=evaluate_at, model=model,
                 optimizer=optimizer)
+    # Alg. 1, lines 1, 2, 12, 13
     for step, batches in loop(training_batches(data, cfg, ranks, loop.begin)):
         rate = learning_rate(step, cfg)
         set_rate(optimizer, rate)
@@ -801,8 +898,8 @@ def evaluate_language_model(model, data, cfg, examples=256, largest_batch=256):
 
 def score_mlm(model, data, cfg):
     """The task "MLM-saved": {"main": 1 - loss / ln V on held-out text, "loss"}. Raises Diverged."""
-    # D12: masked tokens can be a proxy task. After minutes of pre-training SQuAD and MNLI show no
-    # difference
+    # D14 (ours): masked tokens can be a proxy task. After minutes of pre-training SQuAD and MNLI
+    # show no difference
     loss = evaluate_language_model(model.to(data.device), data, cfg, 1024, 64)["loss"]
     return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
 
@@ -831,7 +928,7 @@ def recipes(cfg):
     """{task: Recipe} of Table D.1."""
     table = {"MLM-saved": Recipe(0.0, 1)}
     for name, (batch, lr, epochs, metric) in TABLE_D1.items():
-        length = 384 if name == "SQuAD1.1" else 128  # D14
+        length = 384 if name == "SQuAD1.1" else 128  # D25
         table[name] = Recipe(lr, batch, epochs, length=length, main=metric)
     return table
 
@@ -839,8 +936,8 @@ def recipes(cfg):
 def prepare_tuning(model, task, cfg, seed, device):
     """A TaskModel with a copy of the model's encoder, its Tuning on the task, and the line of
     extend_positions."""
-    # D24*: a fine-tuning is scored after its last step. The paper does not say, and its code takes
-    # the best evaluation on dev
+    # D15* (silent): a fine-tuning is scored after its last step. The released code takes the best
+    # evaluation on dev
     seed_everything(seed, "head", task.name)
     tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
     line = extend_positions(tuned, task.recipe.length)
@@ -883,8 +980,8 @@ def time_model(arch, cfg):
 @torch.no_grad()
 def time_passes(run, cfg):
     """Milliseconds of run() on the target device: the median of three passes after a warm-up."""
-    # D7*: a single CPU thread is measured in CPU seconds, without the time that it waits for other
-    # processes. The paper speaks of inference time, and its code reads the wall clock
+    # D16* (ours): a single CPU thread is measured in CPU seconds, without the time that it waits
+    # for other processes. The paper speaks of inference time, and its code reads the wall clock
     single = cfg.latency_device == "cpu" and cfg.latency_threads == 1
     clock = time.process_time if single else time.perf_counter
     threads = torch.get_num_threads()
@@ -987,8 +1084,8 @@ def open_latencies(cfg, run):
 
 def ratios_of(timings):
     """Latencies relative to the reference, one per round."""
-    # D20*: a latency is the median ratio to the reference over rounds. The released code averages
-    # nine passes of one shape after another, and the paper does not say
+    # D17* (silent): a latency is the median ratio to the reference over rounds. The released code
+    # averages nine passes of one shape after another
     return [milliseconds / reference for milliseconds, reference in timings]
 
 
@@ -1000,8 +1097,8 @@ def references_of(times):
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from
     measurements."""
-    # D5: the predictor is a least-squares fit of a Transformer's costs to hundreds of measurements.
-    # The paper has 10k and a feed-forward network
+    # D18 (ours): the predictor is a least-squares fit of a Transformer's costs to hundreds of
+    # measurements. The paper has 10k and a feed-forward network
 
     def __init__(self, tokens):
         self.tokens = tokens
@@ -1120,16 +1217,16 @@ def check_limit(lat, cfg, run):
 
 # Algorithm 2
 
-MUTATION = 0.5  # p_m of Alg. 2
-EXPLORATION = 0.5  # p_e of Alg. 2
+MUTATION = 0.5  # Alg. 2, line 1: p_m
+EXPLORATION = 0.5  # Alg. 2, line 1: p_e
 DRAWS = 100  # random architectures per proposal
 
 
 def mutate(arch, space, rng):
     """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by up to a
     tenth of its choices, at least one. (p_m decides whether an architecture mutates.)"""
-    # D2*: how Mut() chooses and moves variables, and the probabilities of the roulette, are ours.
-    # The paper gives neither
+    # D19* (silent): what Mut() moves and how far, and the probabilities of the roulette, are chosen
+    # here
     genes = arch.genes
     moved = [name for name in space if rng.random() < 0.5]
     for name in moved or [rng.choice(list(space))]:
@@ -1142,7 +1239,13 @@ def mutate(arch, space, rng):
 
 
 def fast_shapes(space):
-    """The layers (d^m, d^f, h, d^q|k|v) by the rule of Sec. 4.4."""
+    """The layers (d^m, d^f, h, d^q|k|v) by the rule of Sec. 4.4: 1.6 d^m <= d^f <= 1.9 d^m and
+    0.7 d^m <= d^q|k|v <= d^m.
+
+    >>> attention = [(1, 64), (1, 96), (2, 128)]
+    >>> [*fast_shapes({"hidden": [100], "attention": attention, "ffn": range(100, 401, 30)})]
+    [(100, 160, 1, 96), (100, 190, 1, 96)]
+    """
     for hidden, (heads, qkv) in product(space["hidden"], space["attention"]):
         if 0.7 * hidden <= qkv <= hidden:
             for ffn in space["ffn"]:
@@ -1152,8 +1255,8 @@ def fast_shapes(space):
 
 def fast_candidates(space, predict_ms, limit):
     """Sec. 4.4: one architecture per depth."""
-    # D11*: "fast" takes, at each depth, the architecture predicted slowest within 95% of the limit.
-    # The paper does not say which, and its code draws at random
+    # D20* (silent): "fast" takes, at each depth, the architecture predicted slowest within 95% of
+    # the limit. The released code draws at random
     candidates = []
     shapes = list(fast_shapes(space))
     for layers in space["layers"]:
@@ -1167,7 +1270,14 @@ def fast_candidates(space, predict_ms, limit):
 
 def roulette(lines, rng):
     """Draw a line of the history. The probability is proportional to its score minus the worst,
-    plus a hundredth of the range (D2)."""
+    plus a hundredth of the range (D19).
+
+    >>> class wheel:
+    ...     def choices(lines, weights):
+    ...         return [[round(weight, 2) for weight in weights]]
+    >>> roulette([{"score": 5.0}, {"score": 5.5}, {"score": 6.0}], wheel)
+    [0.01, 0.51, 1.01]
+    """
     scores = [line["score"] for line in lines]
     worst = min(scores)
     offset = 0.01 * (max(scores) - worst) + 1e-9
@@ -1185,20 +1295,35 @@ def propose(history, number, cfg, predict_ms, limit):
     """Generation `number` (from 0) of Alg. 2: [(parent's id or None, arch)].
 
     history: dicts of "id", "round", "arch" (text), "score" and "diverged".
+
+    One generation of four. Mutants move to neighbouring choices of their parent, others are new.
+    All meet the limit l^t d^m <= 24:
+
+    >>> cfg = Config(largest="3-16-16-2-16", smallest="1-8-8-1-8", population=4, seed=3)
+    >>> history = [
+    ...     {"id": 0, "round": 0, "arch": "2-8-8-1-8", "score": 0.2, "diverged": False},
+    ...     {"id": 1, "round": 0, "arch": "1-12-12-2-16", "score": 0.9, "diverged": False}]
+    >>> predict_ms = lambda archs: [arch.layers * arch.hidden for arch in archs]
+    >>> for parent, arch in propose(history, 1, cfg, predict_ms, limit=24):
+    ...     print(parent, arch)
+    0 1-8-8-2-16
+    None 1-12-8-2-16
+    1 2-12-12-2-16
+    None 2-12-8-2-16
     """
-    # D3: all proposals are new, parents that diverged have no children, and a generation has fewer
-    # than S architectures if 20 S attempts find no more. Alg. 2 as printed can propose one twice.
-    # Sec. 3.5 filters by latency
+    # D21 (ours): all proposals are new, parents that diverged have no children, and a generation
+    # has fewer than S architectures if 20 S attempts find no more. Alg. 2 as printed can propose
+    # one twice. Sec. 3.5 filters by latency
     rng = random.Random(f"{cfg.seed} generation {number}")
     space = search_space(cfg)
     if cfg.strategy == "fast":
         return [(None, arch) for arch in fast_candidates(space, predict_ms, limit)]
     parents = []
-    if cfg.strategy == "evolution":  # Alg. 2, line 2: the first generation has no parents
+    if cfg.strategy == "evolution":  # Alg. 2, line 2: the first generation has none
         parents = [line for line in history
                    if line["round"] == number - 1 and not line["diverged"]]
     seen = {line["arch"] for line in history}
-    proposals = []
+    proposals = []  # Alg. 2, line 4
     for _ in range(20 * cfg.population):
         drawn = []
         if parents:
@@ -1211,7 +1336,7 @@ def propose(history, number, cfg, predict_ms, limit):
             if str(arch) not in seen and predict_ms([arch])[0] <= limit:
                 seen.add(str(arch))
                 proposals.append((parent_id, arch))
-        if len(proposals) >= cfg.population:  # Alg. 2, line 5
+        if len(proposals) >= cfg.population:  # Alg. 2, lines 5, 10
             break
     return proposals[:cfg.population]
 
@@ -1237,8 +1362,8 @@ def proxy_score(model, name, data, cfg):
 
 def judge(model, data, cfg):
     """Perf(.) of Eq. 4: {score, scores by task, diverged}."""
-    # D15: the fitness is the mean over the tasks. The paper names its two proxy tasks (Sec. 3.5),
-    # but not how they form one fitness
+    # D22 (silent): the fitness is the mean over the tasks. The paper names its two proxy tasks
+    # (Sec. 3.5), but not how they form one fitness
     try:
         scores = {name: proxy_score(model, name, data, cfg) for name in data.tasks}
     except Diverged:  # the worst score
@@ -1251,22 +1376,38 @@ def score_of(line):
 
 
 def evolve(supernet, lat, data, cfg, run):
-    """Alg. 2, or another strategy. Returns the history."""
+    """Algorithm 2, or another strategy. Returns the history. Its lines:
+
+         1      given T generations of S architectures, p_m and p_e
+         2      draw the first generation (`propose`) and score it (`judge`)
+         3      for each further generation t, until the T-th
+         4          it is empty at first (`propose`)
+         5          until it has S architectures
+         6              draw a parent from generation t - 1 by its score (`roulette`)
+         7              with probability p_m, mutate the parent (`mutate`)
+         8              with probability p_e, draw a random architecture (`sample_within`)
+         9              add what is new: none, one or two
+        10          end of line 5
+        11          score the generation (`judge`)
+        12      end of line 3
+        13      the result is the best of all, here several, which are measured (`confirm`)
+    """
     history = []
 
     def work(arch):
         return judge(extract(supernet, parse_arch(arch), cfg.variant), data, cfg)
 
-    for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, line 3
+    for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, lines 3, 12
         proposals = propose(history, number, cfg, lat.predict_ms, lat.limit)
-        results = run.each("candidates", [str(arch) for _, arch in proposals], work)  # line 11
+        # Alg. 2, line 11
+        results = run.each("candidates", [str(arch) for _, arch in proposals], work)
         for parent, arch in proposals:
             predicted_ms, = lat.predict_ms([arch])
             history.append({"id": len(history), "round": number, "parent": parent,
                             "arch": str(arch), "predicted_ms": round(predicted_ms, 6),
                             **results[str(arch)]})
         on_main(run.ranks, write_atomic, run.folder / "history.jsonl", jsonl(history))
-        best = max(history, key=score_of)
+        best = max(history, key=score_of)  # Alg. 2, line 13
         print0(run.ranks, f"{len(history)} architectures evaluated; the best is {best['arch']}: "
                           f"{percent(best['scores'])}")
     return history
@@ -1343,7 +1484,8 @@ def confirm(history, lat, cfg, run):
     """{kind: lines}: "searched", at most --winners best architectures of the history with a
     measured latency within the limit. For comparison, "BERT's rule" and "random sample", the best
     of the first generation. Raises UserError if nothing meets the limit."""
-    # D4: the evolution checks the limit by predictions, as in the paper. The winners are measured
+    # D23 (ours): the evolution checks the limit by predictions, as in the paper. The winners are
+    # measured
     ranked = sorted(history, key=score_of, reverse=True)
     ranked = [line for line in ranked if not line["diverged"]]
     # kinds may share an architecture, which is measured once
@@ -1400,8 +1542,8 @@ def judge_finalists(models, data, cfg, run):
 def choose_best(finalists, results, data, cfg, run):
     """best.json: the best of the searched finalists, and a table of the best of each kind. Raises
     UserError if all searched ones diverged."""
-    # D19: the best winner is chosen by the search's own dev examples, so best.json's score is not
-    # an estimate for new ones. The paper does not say how it chooses among three
+    # D24 (silent): the best winner is chosen by the search's own dev examples, so best.json's score
+    # is not an estimate for new ones. The paper does not say how it chooses among three
     table = {}
     for kind, lines in finalists.items():
         table[kind] = {"of": len(lines)}
@@ -1682,9 +1824,9 @@ def extend_positions(model, length):
     """Copy the rows of the trained positions of a model, unless it is new, to those after them, up
     to `length`. A training follows, after which these count as trained. Returns a line about it, or
     "" if there are none."""
-    # D14: new position embeddings are repeated copies, as in Longformer (Beltagy et al. 2020).
-    # SQuAD has 384 tokens, as in the released code, and a SuperPLM has --length (D18). The paper
-    # does not mention the positions in between
+    # D25 (silent): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # 2020). SQuAD has 384 tokens, as in the released code, and a SuperPLM has --length (D3). The
+    # paper does not mention the positions in between
     trained = model.encoder.trained
     model.encoder.trained = max(trained, length)
     if not 0 < trained < length:
@@ -1930,7 +2072,7 @@ def describe(cfg, command):
         "parts": parts,
         "steps": steps,  # for the days
         "flops": flops(arch, cfg.latency_length),
-        "flops_counting": flops.__doc__,
+        "flops_counting": flops.__doc__.split("\n")[0],
         **training_cost(cfg, count, step_flops(cfg), activations, logits, steps, cfg.batch),
     }, indent=2))
 

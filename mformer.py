@@ -14,10 +14,22 @@ Run:     python mformer.py --search --dry_run    every phase of a search, in sec
              --train_text wmt16/train --valid_text wmt16/newstest2013    as in the paper
 Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, latency_window
          Eq. 2 -> linear_state, linear_read      Sec. 3.2.2 -> find_architecture, evolve
-         Eq. 3 -> reweight                       Sec. 4.1.4 -> AVERAGED, beam_search
+         Eq. 3 -> reweight, causal_weights       Sec. 4.1.4 -> AVERAGED, beam_search
          Table 1, 2 -> FEATURES, space_of        Sec. 6 -> PRESETS, learning_rate
-         Table 3, 4, 5 -> PUBLISHED (D32)        Sec. 7 -> Ranker.importance
-         Sec. 8 -> --search_decoder              Fig. 3, Table 5 -> tests/claims
+         Table 3, 4, 5 -> PUBLISHED (D8)        Sec. 7 -> Ranker.importance
+         Fig. 3 -> linear_attention              Fig. 3, Table 5 -> tests/claims
+         Sec. 8 -> --search_decoder, EXERCISES.md
+         Fig. 1, 5 and 6 draw the tables, and lists that they average: PUBLISHED has some (D8)
+Symbols: the paper's         here                      shape
+         N, d                T, D                      tokens, width of a head
+         Q, K, V             q, k, v                   (B, N, T, D) each
+         rho(QK^T) V         softmax_attention         (B, N, T, D)
+         phi                 reweight                  (B, N, T, D) -> (B, N, T, 2D)
+         phi(K)^T V          state                     (B, N, 2D, D)
+         i, pi/2 i/N         positions, angles         (T,), (B, T)
+         N of Eq. 3          M                         (B,)
+         O                   linear_read               (B, N, T, D)
+         supernet            space, widest             a model called with an arch
 Tour:    The paper is reweight, linear_state, linear_read, Layer, train_step, Ranker, prune, evolve
          and find_architecture. Skip at first the translator and the beam search.
 Differs: There are 32 departures from the paper, D1 to D32: grep -n '# D[0-9]' mformer.py
@@ -75,7 +87,7 @@ else:
 class Config:
     """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
     override presets (by task), and presets override defaults. The defaults are the preset base for
-    images, with the batch of one GPU (D10). The command line starts from the preset demo."""
+    images, with the batch of one GPU (D5). The command line starts from the preset demo."""
     preset: str = "base"  # demo (minutes) | small (real data) | base (paper)
     task: Literal["cifar10", "wmt14"] = "cifar10"  # wmt14: translation of any parallel text
     seed: int = 0  # random seed
@@ -96,8 +108,8 @@ class Config:
     classes: int = 10  # classes of the images, read from the data in a run [>= 2]
     image: int = 224  # width of an image in pixels. Default with --images: theirs [>= 1]
     patch: int = 16  # width of a patch [>= 1]
-    # D20*: crop, flip, rotation, shear, a weaker shift and erasing. The released code's RandAugment
-    # has more operations, some of colours. The paper mentions no augmentation.
+    # D1* (silent): crop, flip, rotation, shear, a weaker shift and erasing. The released code's
+    # RandAugment has more operations, some of colours.
     augment: tuple[float, float, float] = (0.08, 0.9, 0.25)  # crop, strength of the others, erasing
     # translation (--task wmt14)
     train_text: str = ""  # PREFIX of PREFIX.en and PREFIX.de to train on. Default: demo text
@@ -105,10 +117,10 @@ class Config:
     test_text: str = ""  # PREFIX of the test text
     languages: tuple[str, str] = ("en", "de")  # endings of the source and target files
     tokenizer: str = ""  # spiece.model. Default: trained on both sides of --train_text
-    # D18: the vocabulary is a SentencePiece unigram model. The paper names none.
+    # D2 (silent): the vocabulary is a SentencePiece unigram model.
     vocab_size: int = 32768  # tokens of the joint SentencePiece vocabulary [>= 1]
     qkv: int = 0  # width of all heads together. 0: heads x head_dim
-    # D19: pairs with a sentence longer than --length are ignored. The paper names no length.
+    # D3 (silent): pairs with a sentence longer than --length are ignored.
     length: int = 256  # tokens of a sentence with its end mark, and the decoder's M [>= 2]
     # beam search (--task wmt14)
     beam: int = 4  # beams of a translation, Sec. 4.1.4 [>= 1]
@@ -138,10 +150,10 @@ class Config:
     lr_start: float = 1e-6  # learning rate where the warm-up starts and the cosine ends, Sec. 6.2
     warmup: float = 976 / 140000  # fraction of the steps, Sec. 6.2 [0, 1)
     weight_decay: float = 0.05  # of AdamW, Sec. 6.2
-    # D31: gradients are clipped, because a small denominator of linear attention makes them large.
-    # The paper names no clipping. Usual norms, 0.5 to 8 in the demos, are below the limit.
+    # D4 (silent): gradients are clipped, because a small denominator of linear attention makes
+    # them large. Usual norms, 0.5 to 8 in the demos, are below the limit.
     clip: float = 10.0  # largest gradient norm of a step (0: no limit)
-    save_every: int = 1000  # steps between checkpoints. --train averages the last ones (D24) [>= 1]
+    save_every: int = 1000  # steps between checkpoints. --train averages the last ones (D22) [>= 1]
     # search
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
     latency_limit: float | None = None  # in the unit of --cost. Default: 0.9 of the median [> 0]
@@ -156,13 +168,13 @@ class Config:
 
 PRESETS = {  # of each task. A sub-dictionary holds for one action
     "cifar10": {
-        # D10: the batches of Sec. 6 are per GPU: 64 images on each of 4, as in the released code,
-        # and 4,400 tokens on each of 8. Sec. 6.2's 100,000 tokens are no limit: 64 images have
-        # 12,608.
+        # D5 (silent): the batches of Sec. 6 are per GPU: 64 images on each of 4, as in the
+        # released code, and 4,400 tokens on each of 8. Sec. 6.2's 100,000 tokens are no limit: 64
+        # images have 12,608.
         "base": dict(batch=256, accumulate=4, search=dict(held_out=5000)),
     },
     "wmt14": {
-        # D16: settings that Sec. 6 does not list are RankNAS's: dropout of 0.3, and 50,000
+        # D6 (ours): settings that Sec. 6 does not list are RankNAS's: dropout of 0.3, and 50,000
         # super-net steps with 8,000 of warm-up. Not used: RankNAS's dropout on attention and after
         # ReLU (for images too), its early end of the super-net, its 16 batches per step and its 800
         # epochs.
@@ -189,8 +201,9 @@ PRESETS = {  # of each task. A sub-dictionary holds for one action
 
 # --- search space ---------
 
-# D2: the "softmax" of Tables 1 and 2 has relative positions on the keys, except in cross-attention,
-# where a distance means nothing. "plain" has none, like the vanilla Transformer of Table 5.
+# D7 (silent): the "softmax" of Tables 1 and 2 has relative positions on the keys, except in
+# cross-attention, where a distance means nothing. "plain" has none, like the vanilla Transformer of
+# Table 5.
 TYPES = ("softmax", "linear", "plain")
 PARTS = ("types", "decoder_types", "cross_types")  # features that name a type of attention
 # {feature: the feature with its number of layers, or None}. An architecture has a value per layer,
@@ -227,8 +240,7 @@ def space_of(cfg):
     }
     if cfg.task == "wmt14":
         # Sec. 4.1.2 searches only the encoder's types, Table 1 also the decoder's. The decoder of
-        # the space "linear" (cosFormer*) has softmax too, although Sec. 3.2.2 replaces "all
-        # Softmax" (D14).
+        # the space "linear" (cosFormer*) has softmax too (D9).
         decoder_types = types if cfg.search_decoder else ("softmax",)
         space |= {
             "decoder_layers": cfg.decoder_layers,
@@ -260,7 +272,14 @@ def check_values(values, cfg):
 
 
 def space_size(space):
-    """The number of architectures in a space."""
+    """The number of architectures in a space.
+
+    Three widths, and two choices of ffn and of type in each of one or two layers: 3 (4 + 4^2)
+
+    >>> space_size({"layers": (1, 2), "hidden": (8, 16, 24), "ffn": (16, 32), "heads": (1,),
+    ...             "types": ("softmax", "linear")})
+    60
+    """
     size = len(space["hidden"]) * len(space.get("decoder_hidden", (0,)))
     for depth in ("layers", "decoder_layers"):
         # the choices of one layer. Without a decoder there are 0 layers
@@ -321,14 +340,14 @@ def arch_text(arch):
 
 # The networks of Tables 3 to 5, names for --arch. The lists of cosformer* for images are from the
 # released code (its commit 2d21d66).
-# D32: the other lists are ours, since the paper prints averages and only draws the lists (Fig. 5,
-# 6). Ours have the averages of Tables 3 and 4 ("Enc Layer Num 3" is a misprint for 6) and fit the
-# text: mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or 2 and 4 (Sec. 4.4.1) are linear, its first
-# decoder layer has more heads than cosFormer*'s, and all decoders see only the last encoder layer.
-# The paper counts parameters differently (tests/claims/mformer.py). mFormer, cosFormer* and
+# D8 (silent): the other lists are ours, since the paper prints averages and only draws the lists
+# (Fig. 5, 6). Ours have the averages of Tables 3 and 4 ("Enc Layer Num 3" is a misprint for 6) and
+# fit the text: mFormer's layers 3, 7 and 11 (Sec. 4.4.2) or 2 and 4 (Sec. 4.4.1) are linear, its
+# first decoder layer has more heads than cosFormer*'s, and all decoders see only the last encoder
+# layer. The paper counts parameters differently (tests/claims/mformer.py). mFormer, cosFormer* and
 # Transformer* for images have 19.27, 24.36 and 24.19 million here, and 19.31, 24.31 and 24.26 in
-# Table 4. For translation they have 128.1, 134.3 and 155.3 million here, and 75.59, 79.78 (79.98
-# is a misprint) and 92.38 in Table 3, which seems to count a part of the decoder and no embedding.
+# Table 4. For translation they have 128.1, 134.3 and 155.3 million here, and 75.59, 79.78 (79.98 is
+# a misprint) and 92.38 in Table 3, which seems to count a part of the decoder and no embedding.
 PUBLISHED = {
     "cifar10": {
         "mformer":
@@ -358,9 +377,10 @@ PUBLISHED = {
             "decoder_hidden=1024 decoder_ffn=4096,3072 decoder_heads=16,16 "
             "decoder_types=softmax,softmax cross_heads=4,4 connect=1,1 "
             "cross_types=softmax,softmax",
-        # D14: cosFormer*'s decoder has softmax. It has 3.05 BLEU, and a linear decoder 0 (Sec. 8).
-        # In Table 5 "all Softmax" adds 0.02 GFLOPs, which fits the six linear layers of an encoder,
-        # but not four more in the decoder.
+        # D9 (conflict): cosFormer*'s decoder has softmax, although Sec. 3.2.2 replaces "all
+        # Softmax". It has 3.05 BLEU, and a linear decoder 0 (Sec. 8). In Table 5 "all Softmax" adds
+        # 0.02 GFLOPs, which fits the six linear layers of an encoder, but not four more in the
+        # decoder.
         "cosformer*":
             "layers=6 hidden=1024 ffn=3072,3072,3072,3072,4096,4096 heads=8,8,8,8,8,8 "
             "types=linear,linear,linear,linear,linear,linear decoder_layers=2 "
@@ -414,8 +434,7 @@ def parse_arch(text, cfg):
             f"--arch {text[:60]!r} is not an architecture; give one of {', '.join(published)}, "
             "RUN/best.json of a search, or a text like --describe's") from None
     if named and attn_type:
-        # D13: "all linear" is all layers of the encoder, "all softmax" every attention. Sec. 4.5
-        # does not say.
+        # D10 (silent): "all linear" is all layers of the encoder, "all softmax" every attention.
         parts = PARTS if attn_type == "softmax" else ["types"]
         arch = retype(arch, attn_type, parts)
     check_arch(arch, text, cfg)
@@ -450,6 +469,15 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
     visible: bool, broadcasts to (B, N, T, S), or None. table (2R + 1, D): relative positions on the
     keys, or None. They add a bias with a gradient, for which GPUs have no flash kernel. first: the
     position of the first query.
+
+    Two equal keys, and a table that gives the next token a weight of 3. The first token mixes its
+    value with the next one's by 1 to 3:
+
+    >>> q, k = torch.ones(1, 1, 2, 1), torch.zeros(1, 1, 2, 1)
+    >>> v = torch.tensor([10.0, 20.0]).view(1, 1, 2, 1)
+    >>> table = torch.tensor([[0.0], [0.0], [3.0]]).clamp(min=1).log()  # distances -1, 0, 1
+    >>> [round(value, 2) for value in softmax_attention(q, k, v, table=table).flatten().tolist()]
+    [17.5, 15.0]
     """
     q = q / math.sqrt(q.shape[-1])
     if table is None:
@@ -469,7 +497,14 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
 
 def cosines_at(positions, M):
     """cos a_i and sin a_i of the angles a_i = pi/2 i/M in Eq. 3, for reweight(). positions i (T,),
-    M (B,) -> (B, T, 2). B is 1 if all sentences have the same M."""
+    M (B,) -> (B, T, 2). B is 1 if all sentences have the same M.
+
+    Angles of 0, 30 and 60 degrees:
+
+    >>> cosines = cosines_at(torch.arange(3), torch.tensor([3]))
+    >>> [[round(value, 2) for value in pair] for pair in cosines[0].tolist()]
+    [[1.0, 0.0], [0.87, 0.5], [0.5, 0.87]]
+    """
     M = M[:, None]
     positions = positions.clamp(max=M - 1)  # in padding, cosines would be negative
     angles = (math.pi / 2) * positions / M  # (B, T)
@@ -479,7 +514,15 @@ def cosines_at(positions, M):
 def reweight(x, cosines):
     """[ReLU(x_i) cos a_i; ReLU(x_i) sin a_i] for queries or keys x. The product of query i and key
     j is ReLU(q_i) ReLU(k_j) cos(a_i - a_j), Eq. 3, since cos(a_i - a_j) = cos a_i cos a_j + sin a_i
-    sin a_j. x (B, N, T, D), cosines (B, T, 2) -> (B, N, T, 2D)"""
+    sin a_j. x (B, N, T, D), cosines (B, T, 2) -> (B, N, T, 2D)
+
+    The tokens (1, -2) and (3, 4), 45 degrees apart. Their product is 1 * 3 cos 45:
+
+    >>> x = torch.tensor([[1.0, -2.0], [3.0, 4.0]]).view(1, 1, 2, 2)
+    >>> one, two = reweight(x, cosines_at(torch.arange(2), torch.tensor([2])))[0, 0]
+    >>> [[round(value, 2) for value in each.tolist()] for each in (one, two, one[:, None].T @ two)]
+    [[1.0, 0.0, 0.0, 0.0], [2.12, 2.83, 2.12, 2.83], [2.12]]
+    """
     cosines = cosines[:, None, ..., None].to(x.dtype)  # (B, 1, T, 2, 1)
     return (F.relu(x)[..., None, :] * cosines).flatten(-2)
 
@@ -491,12 +534,12 @@ def linear_state(k, v, mask):
     state: sum_j k_j v_j^T (B, N, 2D, D). total, for the denominator: sum_j k_j (B, N, 1, 2D).
     count: the number of keys (B, 1, 1, 1).
     """
-    # D1*: padding stays out of both sums, and M is the true length. cosFormer's code takes the
-    # padded length, so the output of a sentence depends on its batch. In cross-attention M is the
-    # source's length for keys and queries: later target tokens have the position of the source's
-    # end. In causal attention M is --length, since a prefix must not know where its sentence ends.
-    # There Eq. 3's re-weighting has little effect: with M = 256 all cosines of a sentence of 30
-    # tokens are at least 0.984.
+    # D11* (silent): padding stays out of both sums, and M is the true length. cosFormer's code
+    # takes the padded length, so the output of a sentence depends on its batch. In cross-attention
+    # M is the source's length for keys and queries: later target tokens have the position of the
+    # source's end. In causal attention M is --length, since a prefix must not know where its
+    # sentence ends. There Eq. 3's re-weighting has little effect: with M = 256 all cosines of a
+    # sentence of 30 tokens are at least 0.984.
     count = k.new_full((len(k), 1, 1, 1), k.shape[-2], dtype=torch.float32)
     if mask is not None:
         k = k.masked_fill(~mask[:, None, :, None], 0.0)
@@ -504,10 +547,10 @@ def linear_state(k, v, mask):
     return k.mT @ v, k.sum(-2, keepdim=True, dtype=torch.float32), count
 
 
-# D30*: the denominator of linear attention is at least FLOOR times the number of visible keys. In
-# the released code the minimum is 1e-3 (in cosFormer's 1e-6). The gradient of a query grows with
-# the inverse of the denominator. Sums grow with the number of keys, so that a fixed minimum would
-# bound it less in long sequences.
+# D12* (silent): the denominator of linear attention is at least FLOOR times the number of visible
+# keys. In the released code the minimum is 1e-3 (in cosFormer's 1e-6). The gradient of a query
+# grows with the inverse of the denominator. Sums grow with the number of keys, so that a fixed
+# minimum would bound it less in long sequences.
 FLOOR = 1e-3
 
 
@@ -528,7 +571,22 @@ def linear_attention(q, k, v, cosines, mask=None):
     the same in two steps, since several queries of a beam search read one state.
 
     q, k, v (B, N, T, D). cosines (B, T, 2). mask (B, T), True where there is no padding.
-    -> (B, N, T, D)
+    -> (B, N, T, D). Figure 3, with the multiply-adds of a head:
+
+        softmax   (q k^T) v     (T, D) (D, T) -> (T, T)       (T, T) (T, D)      2 T T D
+        linear    q (k^T v)     (2D, T) (T, D) -> (2D, D)     (T, 2D) (2D, D)    4 T D D
+
+    Two tokens, 45 degrees apart, with queries 1 and 1, keys 1 and 3, values 10 and 20. The first
+    has the weights 1 and 3 cos 45 = 2.12, so that its output is (10 + 42.4) / 3.12. If the second
+    is padding, only 10 is left (D11):
+
+    >>> q, k, v = torch.tensor([[1.0, 1.0], [1.0, 3.0], [10.0, 20.0]]).view(3, 1, 1, 2, 1)
+    >>> for M, mask in ((2, None), (1, torch.tensor([[True, False]]))):
+    ...     cosines = cosines_at(torch.arange(2), torch.tensor([M]))
+    ...     outputs = linear_attention(q, k, v, cosines, mask)
+    ...     print([round(output, 1) for output in outputs.flatten().tolist()])
+    [16.8, 18.1]
+    [10.0, 10.0]
     """
     return linear_read(reweight(q, cosines), *linear_state(reweight(k, cosines), v, mask))
 
@@ -541,9 +599,8 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D12: initial weights are uniform, with Xavier's bound for the widest network. ImageModel
-        # scales patches, class token and positions to similar sizes. The paper names no
-        # initialisation.
+        # D13 (silent): initial weights are uniform, with Xavier's bound for the widest network.
+        # ImageModel scales patches, class token and positions to similar sizes.
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(blocks, outputs))
@@ -572,8 +629,8 @@ class Attention(nn.Module):
     key_width: the width of the states for keys. heads: all numbers of heads that it is called with.
     has_table: whether it has relative positions.
     """
-    # D3*: queries, keys and values are sliced separately. The released code slices their joint
-    # matrix.
+    # D14* (silent): queries, keys and values are sliced separately. The released code slices their
+    # joint matrix.
 
     def __init__(self, width, key_width, heads, cfg, has_table=False):
         super().__init__()
@@ -628,8 +685,8 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A pre-norm encoder layer: attention and a ReLU feed-forward network, each with a residual
     connection. (B, T, H) -> the same."""
-    # D23: LayerNorm precedes each part, and the mean of the patches is classified, as in the
-    # released code. The paper names neither.
+    # D15 (silent): LayerNorm precedes each part, and the mean of the patches is classified, as in
+    # the released code.
 
     def __init__(self, attention, width, ffn, cfg):
         super().__init__()
@@ -642,7 +699,8 @@ class Layer(nn.Module):
 
     def residual(self, x, change):
         """x plus the output of a part of the layer after dropout."""
-        # D11*: dropout is the same for all sampled widths. HAT and RankNAS scale it by the width.
+        # D16* (silent): dropout is the same for all sampled widths. HAT and RankNAS scale it by the
+        # width.
         return x + F.dropout(change, self.cfg.dropout, self.training)
 
     def feed_forward(self, x, ffn):
@@ -683,10 +741,10 @@ class ImageModel(nn.Module):
         super().__init__()
         self.arch = arch
         self.cfg = cfg
-        # D4: images are enlarged to 224 pixels and cut into 14 x 14 patches, as in the released
-        # code. Sec. 4.1.3 mentions "convolutional layers" and 256 elements, which contradicts 14 x
-        # 14. One convolution, a linear map of patches of 16 x 16, gives 197 tokens with the class
-        # token.
+        # D17 (conflict): images are enlarged to 224 pixels and cut into 14 x 14 patches, as in the
+        # released code. Sec. 4.1.3 mentions "convolutional layers" and 256 elements, which
+        # contradicts 14 x 14. One convolution, a linear map of patches of 16 x 16, gives 197 tokens
+        # with the class token.
         self.tokens = (cfg.image // cfg.patch) ** 2 + 1
         width = arch.hidden
         self.patches = Linear(3 * cfg.patch ** 2, width)
@@ -709,8 +767,9 @@ class ImageModel(nn.Module):
         x = torch.cat([token, self.patches(patches, width)], dim=1)  # (B, T, H)
         x = x * math.sqrt(width) + self.position_embedding[:, :width]
         x = F.dropout(x, self.cfg.dropout, self.training)
-        # D22: positions count the class token, then the patches row by row, as in the released
-        # code. So the patch below is 14 positions away, for the cosine and for relative positions.
+        # D18 (silent): positions count the class token, then the patches row by row, as in the
+        # released code. So the patch below is 14 positions away, for the cosine and for relative
+        # positions.
         M = torch.full((1,), self.tokens, device=x.device)  # for all images
         cosines = cosines_at(torch.arange(self.tokens, device=x.device), M)
         x = self.layers(x, arch, cosines)[-1]
@@ -723,14 +782,35 @@ class ImageModel(nn.Module):
 def causal_weights(q, k, cosines):
     """Eq. 3 as written, in O(T^2). The weight of key j for query i is
     ReLU(q_i) ReLU(k_j) cos(pi/2 (i - j)/M), or 0 if j > i.
-    q, k (B, N, T, D), cosines (1, T, 2) -> (B, N, T, T)"""
+    q, k (B, N, T, D), cosines (1, T, 2) -> (B, N, T, T)
+
+    >>> one = torch.ones(1, 1, 3, 1)
+    >>> weights = causal_weights(one, one, cosines_at(torch.arange(3), torch.tensor([3])))
+    >>> [[round(value, 2) for value in row] for row in weights[0, 0].tolist()]
+    [[1.0, 0.0, 0.0], [0.87, 1.0, 0.0], [0.5, 0.87, 1.0]]
+    """
     of_distances = (cosines[:, :, None] * cosines[:, None]).sum(-1)  # (1, T, T): cos(a_i - a_j)
     return F.relu(q) @ F.relu(k).mT * of_distances.tril().to(q.dtype)
 
 
 def chunked_sums(q, k, v, cosines, size):
     """causal_weights(q, k, cosines) @ v in O(T): these weights within a chunk of `size` tokens, and
-    a running sum of keys times values over earlier chunks, Eq. 2."""
+    a running sum of keys times values over earlier chunks, Eq. 2.
+
+    With chunks of two, the weights of queries (rows) for keys are of a chunk (c) or the sum (s):
+
+        c . | . . | .
+        c c | . . | .
+        s s | c . | .
+        s s | c c | .
+        s s | s s | c
+
+    >>> q, k, v = torch.arange(30.0).view(3, 1, 1, 5, 2)
+    >>> cosines = cosines_at(torch.arange(5), torch.tensor([8]))
+    >>> expected = causal_weights(q, k, cosines) @ v
+    >>> torch.allclose(chunked_sums(q, k, v, cosines, size=2), expected)
+    True
+    """
     T = q.shape[2]
     padding = (0, 0, 0, -T % size)  # of tokens, the axis before the last
     q, k, v, cosines = (  # (B, N, C, size, D), and cosines (1, C, size, 2)
@@ -803,7 +883,7 @@ class DecoderLayer(Layer):
         has_table = arch.decoder_types[number] == "softmax"
         attention = CausalAttention(width, width, heads, cfg, has_table)
         cross_heads = space["cross_heads"] if space else [arch.cross_heads[number]]
-        cross = Attention(width, arch.hidden, cross_heads, cfg)  # without table: D2
+        cross = Attention(width, arch.hidden, cross_heads, cfg)  # without table: D7
         super().__init__(attention, width, arch.decoder_ffn[number], cfg)
         self.number = number
         self.cross = cross
@@ -811,7 +891,14 @@ class DecoderLayer(Layer):
 
     def remember(self, states, cosines, mask, arch):
         """What cross-attention reads of the last En-De Connect encoder layers, one after the other.
-        states: list of (B, S, H). cosines (B, S, 2). mask (B, S)"""
+        states: list of (B, S, H). cosines (B, S, 2). mask (B, S)
+
+        The 2 S keys of six encoder layers, three tokens and connect 2. The positions begin again:
+
+            layer       1   2   3   4   5           6
+            keys                        x_1 x_2 x_3 y_1 y_2 y_3
+            cosines                     a_0 a_1 a_2 a_0 a_1 a_2
+        """
         n = self.number
         connect = arch.connect[n]
         tokens = torch.cat(states[-connect:], dim=1)  # (B, connect * S, H)
@@ -862,7 +949,7 @@ class Translator(nn.Module):
         """Embeddings of tokens and their positions, from `first`. (B, T) -> (B, T, H)"""
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
-        # D27*: sinusoids are made for the sampled width. HAT slices the widest network's.
+        # D19* (silent): sinusoids are made for the sampled width. HAT slices the widest network's.
         x = x + sinusoids(positions, width).to(x.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
@@ -874,7 +961,7 @@ class Translator(nn.Module):
         mask = positions < lengths[:, None]  # (B, S), True where there is no padding
         cosines = cosines_at(positions, lengths)
         states = self.layers(self.embed(source, arch.hidden), arch, cosines, mask)
-        # D28: all connected layers share one LayerNorm. The paper names none.
+        # D20 (silent): all connected layers share one LayerNorm.
         states = [self.norm(x) for x in states[-max(arch.connect):]]
         layers = self.decoder_layers[:arch.decoder_layers]
         return lengths, [layer.remember(states, cosines, mask, arch) for layer in layers]
@@ -889,9 +976,9 @@ class Translator(nn.Module):
         lengths, memories = encoded
         x = self.embed(target, arch.decoder_hidden, first)
         positions = torch.arange(first, first + x.shape[1], device=x.device)
-        M = lengths.new_full((1,), self.cfg.length)  # for all sentences (D1)
+        M = lengths.new_full((1,), self.cfg.length)  # for all sentences (D11)
         cosines = cosines_at(positions, M)
-        cross_cosines = cosines_at(positions, lengths)  # M is the length of each source (D1)
+        cross_cosines = cosines_at(positions, lengths)  # M is the length of each source (D11)
         caches = caches or [None] * len(memories)
         for layer, memory, cache in zip(self.decoder_layers, memories, caches):
             x = layer(x, arch, cosines, memory, cross_cosines, cache, first)
@@ -985,7 +1072,7 @@ def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
     encoded = model.encode(source, lengths)
     caches = [[] for _ in model.decoder_layers]
     barred = torch.tensor([*barred], dtype=torch.long, device=source.device)
-    # D26: a translation has at most 1.5 S + 10 tokens, or `longest`. The paper names no limit.
+    # D21 (silent): a translation has at most 1.5 S + 10 tokens, or `longest`.
     limits = (lengths + lengths // 2 + 10).clamp(max=longest)
     beams = Beams(limits, beam, bos, eos, penalty)
     for step in range(beams.best.shape[1] - 1):
@@ -1072,19 +1159,26 @@ def summed_loss(logits, labels, smoothing=SMOOTHING):
 # --- training -------------
 
 WORST = 1e9  # the loss of a diverged sub-net, since JSON has no infinity
-# D24: the last saves are averaged (Sec. 4.1.4) for images too. The paper may mean translation
-# alone. From the first to the last are 4.5 or 6.4% of the steps with base, 9 or 10% with demo.
-# Means of three seeds of the demos: images 67.2% with the last weights, 67.0% averaged over 9% of
-# the steps, 65.5% over 45%. Translation 91.1 BLEU with the last weights, 91.9 over 10%, 90.8 over
-# 50%.
+# D22 (silent): the last saves are averaged (Sec. 4.1.4) for images too. The paper may mean
+# translation alone. From the first to the last are 4.5 or 6.4% of the steps with base, 9 or 10%
+# with demo. Means of three seeds of the demos: images 67.2% with the last weights, 67.0% averaged
+# over 9% of the steps, 65.5% over 45%. Translation 91.1 BLEU with the last weights, 91.9 over 10%,
+# 90.8 over 50%.
 AVERAGED = 10
 
 
 def learning_rate(step, cfg):
     """Sec. 6: a warm-up from lr_start to lr, then a cosine to lr_start (images) or the inverse
-    square root of the step."""
-    # D17: the cosine ends at 1e-6. Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends, and a
-    # minimum of 1e-7, where fairseq would stop training. Sec. 6.1's minimum, 1e-9, is never
+    square root of the step.
+
+    >>> for task in ("cifar10", "wmt14"):
+    ...     cfg = Config(task=task, steps=8, warmup=0.25, lr=1.0, lr_start=0.0)
+    ...     print([round(learning_rate(step, cfg), 2) for step in range(9)])
+    [0.0, 0.5, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07, 0.0]
+    [0.0, 0.5, 1.0, 0.82, 0.71, 0.63, 0.58, 0.53, 0.5]
+    """
+    # D23 (conflict): the cosine ends at 1e-6. Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends,
+    # and a minimum of 1e-7, where fairseq would stop training. Sec. 6.1's minimum, 1e-9, is never
     # reached, and its "max lr: 1" contradicts lr 7e-4: both are ignored.
     warmup = round(cfg.warmup * cfg.steps)
     if step < warmup:
@@ -1190,7 +1284,7 @@ def evaluate_step(step, model, data, cfg, loop):
 def evaluate_network(model, data, cfg, ranks, arch=None):
     """{"loss"}: the held-out cross-entropy, or WORST if it is NaN or infinite. The processes share
     the batches. arch: as in train_step."""
-    # D5*: only --evaluate reads test examples. The released search reads CIFAR-10's.
+    # D24* (ours): only --evaluate reads test examples. The released search reads CIFAR-10's.
     model.eval()
     losses = torch.zeros(1, device=ranks.device)
     labels = torch.zeros(1, dtype=torch.long, device=ranks.device)
@@ -1242,7 +1336,7 @@ def predict_examples(model, examples, data, cfg, ranks):
 def score_predictions(predictions, references, cfg):
     """Sec. 4.1.4: BLEU in percent, or the accuracy and, as a baseline, the fraction of the
     commonest class."""
-    # D29: BLEU is of plain text in 13a tokens. The paper names no tokenization.
+    # D25 (silent): BLEU is of plain text in 13a tokens.
     if cfg.task == "wmt14":
         return {"bleu": corpus_bleu(predictions, references)}
     right = [ours == theirs for ours, theirs in zip(predictions, references, strict=True)]
@@ -1272,9 +1366,9 @@ def draw_samples(space, cfg):
 # Measurements
 
 UNTIMED = 5  # runs before the timed ones, as in HAT
-# D8: the evolution discards the fastest and slowest 10% of the architectures, and a measurement of
-# 10 runs or more those of its timings. "discarding the fastest and slowest 10% models" (Sec. 3.1.2)
-# can mean the former or, as in the released code, the latter.
+# D26 (conflict): the evolution discards the fastest and slowest 10% of the architectures, and a
+# measurement of 10 runs or more those of its timings. "discarding the fastest and slowest 10%
+# models" (Sec. 3.1.2) can mean the former or, as in the released code, the latter.
 DROPPED = 0.1
 
 
@@ -1292,10 +1386,10 @@ def forward_once(model, batch, cfg):
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """Milliseconds of forward_once: the mean without the fastest and slowest tenth (D8). With
+    """Milliseconds of forward_once: the mean without the fastest and slowest tenth (D26). With
     --cost flops, GFLOPs."""
-    # D25*: architectures with noisy timings are kept. The released code drops one if the standard
-    # deviation of its timings is at least 1.5% of their mean.
+    # D27* (ours): architectures with noisy timings are kept. The released code drops one if the
+    # standard deviation of its timings is at least 1.5% of their mean.
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
     with torch.device(device):
@@ -1325,7 +1419,7 @@ def measure_archs(archs, name, supernet, data, cfg, run, limit=math.inf, enough=
     The folder NAMEs of the run keeps the results. The processes share the losses and, on GPUs, the
     latencies. On a CPU they would slow each other down, so the first process measures all
     latencies."""
-    # D21: losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
+    # D28 (ours): losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
     # separately, the released code on 2,000 sub-nets each.
     ranks = run.ranks
     timers = None if ranks.device.type == "cuda" else 1  # processes that measure latencies
@@ -1369,6 +1463,12 @@ def features_of(arch, space):
     A number is a fraction of the largest choice. Linear attention is 1.0 and softmax 0.0. A feature
     by layer has the mean over the layers first, then the value of each layer. Missing layers have
     the mean, so that these numbers do not reveal the depth.
+
+    >>> space = {"layers": (1, 2), "hidden": (8,), "ffn": (2, 4), "types": ("softmax", "linear")}
+    >>> features_of(Arch(2, 8, (2, 4), (1, 1), ("softmax", "linear")), space)
+    {'layers': [1.0], 'ffn': [0.75, 0.5, 1.0], 'types': [0.5, 0.0, 1.0]}
+    >>> features_of(Arch(1, 8, (2,), (1,), ("linear",)), space)
+    {'layers': [0.5], 'ffn': [0.5, 0.5, 0.5], 'types': [1.0, 1.0, 1.0]}
     """
     features = {}
     for name, choices in space.items():
@@ -1389,7 +1489,13 @@ def features_of(arch, space):
 
 
 def kendall_tau(predicted, wanted):
-    """Kendall's tau-b of two lists of numbers: the cosine of the signs of all differences."""
+    """Kendall's tau-b of two lists of numbers: the cosine of the signs of all differences.
+
+    Two of three pairs in the right order, one in the wrong order: (2 - 1) / 3
+
+    >>> round(kendall_tau([1, 2, 3], [10, 30, 20]), 3)
+    0.333
+    """
     signs = []
     for values in (predicted, wanted):
         values = torch.as_tensor(values, dtype=torch.float64)
@@ -1398,14 +1504,17 @@ def kendall_tau(predicted, wanted):
 
 
 class Ranker:
-    """Pairwise ranking (Sec. 3.1.2): a binary classifier of pairs of architectures. P(a has a
-    greater value than b) = sigmoid(g(a) - g(b)), where g is a small network. It is fitted to 80% of
-    the architectures. 10% choose the weights to keep. The last 10% are held out for Kendall's tau.
+    """Pairwise ranking (Sec. 3.1.2), in two stages. First, `fit` learns a binary classifier of
+    pairs of architectures: P(a has a greater value than b) = sigmoid(g(a) - g(b)), where g is a
+    small network. Then `rank_scores` sorts any number of architectures by g, without pairs.
+
+    It is fitted to 80% of the architectures. 10% choose the weights to keep. The last 10% are held
+    out for Kendall's tau.
     """
-    # D6*: the ranker compares pairs, as in the paper. The released one is a regression by boosted
-    # trees. It reads only the means over the layers, and measures the importance of a feature by
-    # its own |tau| with the values. The paper names no settings. The size of g and its training are
-    # ours, the 80% and 10% RankNAS's.
+    # D29* (conflict): the ranker compares pairs, as in the paper. The released one is a regression
+    # by boosted trees. It reads only the means over the layers, and measures the importance of a
+    # feature by its own |tau| with the values. The paper names no settings. The size of g and its
+    # training are ours, the 80% and 10% RankNAS's.
 
     def __init__(self, space, archs, values, seed=0):
         generator = torch.Generator().manual_seed(seed)
@@ -1489,12 +1598,25 @@ def prune(space, importances, samples, keep):
 
     importances: two lists of features, for the loss and the latency, the most important first.
     samples: (loss, architecture) of the sub-nets within the latency limit.
+
+    Of the lists, keep=2 takes layers and hidden, and types stays. Of the five best samples three
+    have an ffn of 4, and four have two heads:
+
+    >>> space = {"layers": (1, 2), "hidden": (8, 16), "ffn": (2, 4), "heads": (1, 2),
+    ...          "types": ("softmax", "linear")}
+    >>> lists = ["layers types ffn hidden heads".split(), "hidden layers ffn heads types".split()]
+    >>> samples = [(loss, Arch(1, 8, (ffn,), (heads,), ("linear",))) for loss, ffn, heads in [
+    ...     (1, 4, 2), (2, 2, 2), (3, 4, 1), (4, 4, 2), (5, 2, 2), (6, 2, 1), (7, 2, 1)]]
+    >>> [len(choices) for choices in prune(space, lists, samples, keep=2).values()]
+    [2, 2, 1, 1, 2]
+    >>> prune(space, lists, samples, keep=2)["ffn"], prune(space, lists, samples, keep=2)["heads"]
+    ((4,), (2,))
     """
-    # D7: `keep` features are searched, alternating between the lists by importance for the loss and
-    # for the latency. The paper does not say how. The attention types are always searched. Other
-    # features get their commonest value in the best tenth of the samples within the limit, at
-    # least 5. With base, `keep` is the number of features in the two lists of Sec. 7: 7 for
-    # translation, and for CIFAR-10 all 5, so that its space is not pruned.
+    # D30 (silent): `keep` features are searched, alternating between the lists by importance for
+    # the loss and for the latency. The attention types are always searched. Other features get
+    # their commonest value in the best tenth of the samples within the limit, at least 5. With
+    # base, `keep` is the number of features in the two lists of Sec. 7: 7 for translation, and for
+    # CIFAR-10 all 5, so that its space is not pruned.
     if not keep:
         return space
     alternating = itertools.chain(*zip(*importances))
@@ -1514,14 +1636,14 @@ def prune(space, importances, samples, keep):
 
 # 3. Hardware-aware search (Sec. 3.1.2, 3.2.2)
 
-# D15: without --latency_limit the limit is this fraction of the samples' median latency, or the
-# latency of the fastest sample if none is below it. The paper gives no limit. The released search
-# for images uses 15.06 ms.
+# D31 (silent): without --latency_limit the limit is this fraction of the samples' median latency,
+# or the latency of the fastest sample if none is below it. The released search for images uses
+# 15.06 ms.
 LIMIT_FRACTION = 0.9
 
 
 def find_limit(latencies, cfg):
-    """--latency_limit, or the limit of D15. UserError if no sample is within it."""
+    """--latency_limit, or the limit of D31. UserError if no sample is within it."""
     fastest = min(latencies)
     limit = cfg.latency_limit or max(fastest, LIMIT_FRACTION * statistics.median(latencies))
     if fastest > limit:
@@ -1533,8 +1655,15 @@ def find_limit(latencies, cfg):
 
 def latency_window(rank_scores, latencies, limit):
     """Hardware-aware search (Sec. 3.1.2): the lowest and the highest rank score for latency that
-    the evolution allows. rank_scores, latencies: of the samples."""
-    # The window excludes the slowest tenth of the samples, and those over the limit (D8). It
+    the evolution allows. rank_scores, latencies: of the samples.
+
+    For the latencies 0 to 10 ms and three limits. Within 0 ms there is only the fastest tenth:
+
+    >>> scores = range(0, 101, 10)
+    >>> [latency_window(scores, range(11), limit) for limit in (math.inf, 5, 0)]
+    [(10, 90), (10, 50), (0, 10)]
+    """
+    # The window excludes the slowest tenth of the samples, and those over the limit (D26). It
     # excludes the fastest tenth too, unless no others remain.
     within = sum(latency <= limit for latency in latencies) / len(latencies)
     end = min(1 - DROPPED, within)  # fractions of the samples, the fastest first
@@ -1555,7 +1684,14 @@ def mutate(parent, space, chance, rng):
 
 
 def crossover(one, two, space, rng):
-    """Take each value from one of two parents, at random, or from the only one with the layer."""
+    """Take each value from one of two parents, at random, or from the only one with the layer.
+
+    >>> space = {"layers": (1, 2), "hidden": (8,), "ffn": (2, 4), "heads": (1,), "types": TYPES}
+    >>> one = Arch(1, 8, (2,), (1,), ("linear",))
+    >>> two = Arch(2, 8, (4, 4), (1, 1), ("softmax", "softmax"))
+    >>> sorted({crossover(one, two, space, random.Random(seed)).ffn for seed in range(100)})
+    [(2,), (2, 4), (4,), (4, 4)]
+    """
     def inherit(name, choices, layer):
         of_parents = [values_of(parent, name) for parent in (one, two)]
         return rng.choice([values[layer] for values in of_parents if layer < len(values)])
@@ -1587,6 +1723,19 @@ def evolve(space, fitness, allowed, cfg):
     that it scores. It ends early after a generation without new architectures.
 
     fitness: architectures -> numbers. allowed: architecture -> bool.
+
+    A population of 10 in Table 2's space has 2 parents, 4 mutants and 4 children. The lowest sum of
+    ffn is 12 * 672 = 8064:
+
+    >>> def total_ffn(archs):
+    ...     return [sum(arch.ffn) for arch in archs]
+    >>> for generations in (0, 1, 5):
+    ...     cfg = Config(population=10, generations=generations)
+    ...     scores = evolve(space_of(cfg), total_ffn, lambda arch: True, cfg)
+    ...     print(len(scores), min(scores.values()))
+    10 12320
+    18 10976
+    44 10304
     """
     rng = random.Random(f"{cfg.seed} evolution")
     drawn = set()
@@ -1624,16 +1773,16 @@ def rank_nas(space, history, cfg):
     if min(losses) == WORST:
         raise UserError("no sub-net has a finite loss: lower --lr")
     limit = find_limit(latencies, cfg)
-    # 1. Pairwise ranking.
+    # step 3: pairwise ranking
     by_loss = Ranker(space, archs, losses, cfg.seed)
     by_latency = Ranker(space, archs, latencies, cfg.seed)
-    # 2. Search space pruning.
+    # step 4: search space pruning
     importance = {"loss": by_loss.importance(), "latency": by_latency.importance()}
     within = [(loss, arch) for loss, latency, arch in zip(losses, latencies, archs)
               if latency <= limit]
     keep = cfg.keep if len(history) >= PRUNES_FROM else 0
     pruned = prune(space, importance.values(), within, keep)
-    # 3. Hardware-aware search.
+    # step 5: hardware-aware search
     low, high = latency_window(by_latency.rank_scores(archs), latencies, limit)
 
     def allowed(arch):
@@ -1659,15 +1808,26 @@ def within_limit(history, limit):
 
 def winner(history, limit):
     """The history line with the best loss within the limit."""
-    # D9: the winner is chosen by measurements, of the samples and of the best-ranked architectures,
-    # not by the rankers.
+    # D32 (ours): the winner is chosen by measurements, of the samples and of the best-ranked
+    # architectures, not by the rankers.
     return max(within_limit(history, limit), key=lambda line: line["score"])
 
 
 def find_architecture(supernet, space, data, cfg, run):
-    """Sec. 3.2.2, except for the training from scratch. Returns the content of best.json."""
-    train_network(supernet, data, cfg, run, space)
+    """The search (Sec. 3.2.2). Returns the content of best.json. The paper has no algorithm. Its
+    steps, in our numbers:
+
+        1      train a super-net, a random sub-net in each step (`train_network`)
+        2      measure the loss and the latency of random sub-nets (`measure_archs`)
+        3      learn two rankers from pairs of them, of the loss and of the latency (`rank_nas`)
+        4      search only the features that both rankers need most (`prune`)
+        5      evolve architectures with a low predicted loss and an allowed latency (`evolve`)
+        6      measure the best-ranked ones, and take the best of all measured ones (`winner`)
+        7      train it from scratch, with --train
+    """
+    train_network(supernet, data, cfg, run, space)  # step 1
     supernet.eval()
+    # step 2
     samples = measure_archs(draw_samples(space, cfg), "sample", supernet, data, cfg, run)
     write_history(run, samples)
     learned = run.once("rankers.json", rank_nas, space, samples, cfg)
@@ -1676,7 +1836,7 @@ def find_architecture(supernet, space, data, cfg, run):
     # underestimates. So the best-ranked ones are measured, in order, until --finalists are within
     # the limit. This may take a quarter of the samples' time.
     limit = learned["latency_limit"]
-    finalists = measure_archs(
+    finalists = measure_archs(  # step 6
         ranked, "finalist", supernet, data, cfg, run, limit, cfg.finalists)
     history = write_history(run, samples + finalists)
     result = {
@@ -2025,7 +2185,7 @@ def train(cfg, command):
         run = Run(cfg, command, ranks, data)
         if not run.result:
             model = start_model(source, parse_arch(cfg.arch, cfg), data, cfg, run)
-            lowest = train_network(model, data, cfg, run)
+            lowest = train_network(model, data, cfg, run)  # step 7 of find_architecture
             loss = None
             if data.num_held_out:
                 loss = evaluate_network(model, data, cfg, ranks)["loss"]

@@ -334,7 +334,7 @@ def augment(images, size, augmentation, spec, generator):
     the others, the chance to erase. generator: draws everything on the CPU, so that a GPU sees the
     same images.
 
-    D20 in mformer.py compares it with the released code.
+    D1 in mformer.py compares it with the released code.
     """
     smallest, strength, erasing = augmentation
 

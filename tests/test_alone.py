@@ -52,14 +52,25 @@ def test_a_command_of_a_file_alone_names_what_it_lacks(name, tmp_path, monkeypat
     assert printed.count("\n") == 1
 
 
+def losses_of(lines):
+    """Losses of training steps that fall."""
+    losses = [float(re.fullmatch(r"step \d+: loss ([\d.]+)", line)[1]) for line in lines]
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.8 * losses[0]
+    return losses
+
+
 def test_autotinybert(run_alone):
-    """The smallest and the largest sub-model have learnt (guessing is 3.4), and a generation is
-    within the limit."""
-    smallest, largest, *generation = run_alone("autotinybert")
-    assert float(smallest.split()[-1]) < 2.5
-    assert float(largest.split()[-1]) < 2.5
-    assert len(generation) == 4
-    assert all(0 < float(line.split()[2]) <= 1 for line in generation)
+    """The loss falls, and three generations of sub-models are within the limit."""
+    printed = run_alone("autotinybert")
+    losses_of(printed[:4])
+    *candidates, best = printed[4:]
+    found = [re.fullmatch(r"([\d-]+) takes ([\d.]+) of the limit, loss ([\d.]+)", line).groups()
+             for line in candidates]
+    assert len({arch for arch, *_ in found}) == 15
+    assert all(0 < float(fraction) <= 1 for _, fraction, _ in found)
+    lowest = min(float(loss) for *_, loss in found)
+    assert best.removeprefix("best: ") in {
+        arch for arch, _, loss in found if float(loss) == lowest}
 
 
 def test_autobert_zero(run_alone):
@@ -87,7 +98,9 @@ def test_albert(run_alone):
 
 
 def test_mformer(run_alone):
-    shape, best, first = run_alone("mformer")
-    assert shape == "(2, 300, 64), without its padding the same: True"
-    assert best.endswith("layers 3, hidden 64, types ('linear', 'linear', 'linear')")
-    assert first == "what matters most: types"
+    """The loss falls, and the best sub-net is within the limit and as good as the super-net."""
+    *steps, best = run_alone("mformer")
+    losses = losses_of(steps)
+    fraction, loss = re.match(r"best: ([\d.]+) of the limit, loss ([\d.]+): layers=", best).groups()
+    assert float(fraction) <= 1
+    assert float(loss) < losses[0] / 2

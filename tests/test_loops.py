@@ -245,7 +245,7 @@ def test_new_positions_are_copies_of_those_that_the_model_was_trained_on(file):
 
 
 def test_new_positions_of_a_student_are_copies_too():
-    """D14 of autotinybert.py. A new model has no trained positions. A part has those of its
+    """D25 of autotinybert.py. A new model has no trained positions. A part has those of its
     SuperPLM."""
     model = autotinybert.LanguageModel(autotinybert.parse_arch("2-16-32-2-16"), 60)
     before = model.encoder.position_embedding.weight.detach().clone()

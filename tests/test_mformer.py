@@ -93,7 +93,7 @@ def test_linear_attention_is_equation_3_for_batches_with_padding():
             atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1, 1e-7])  # so small that the floor holds (D30)
+@pytest.mark.parametrize("scale", [1, 1e-7])  # so small that the floor holds (D12)
 @pytest.mark.parametrize("tokens", [1, 130, 300])
 def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens, scale):
     q, k, v = random_heads(2, 2, tokens, 4)
@@ -105,7 +105,7 @@ def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens, scal
 
 
 def test_cross_attention_takes_the_length_of_the_source():
-    """D1: on both sides. A longer target stays at the end of the source."""
+    """D11: on both sides. A longer target stays at the end of the source."""
     torch.manual_seed(0)
     cross = mf.Attention(24, 24, (2,), TEXT)
     memory = torch.randn(1, 9, 24)
@@ -200,7 +200,7 @@ wmt14   transformer* 155.3
 
 @printed_rows(PARAMETERS)
 def test_all_parameters_of_the_published_networks(task, name, printed):
-    """D32, which says how they differ from the tables."""
+    """D8, which says how they differ from the tables."""
     cfg = paper(task)
     total = sum(mf.count_parts(mf.parse_arch(name, cfg), cfg).values())
     assert printed == [round(total / 1e6, 2 if task == "cifar10" else 1)]
@@ -242,7 +242,7 @@ def test_spaces_are_tables_1_and_2():
         decoders = sum(choices ** layers for layers in range(1, 7))
         assert mf.space_size(space) == 4 * 24 ** 6 * decoders
     linear = mf.space_of(replace(TEXT, space="linear"))
-    assert linear["decoder_types"] == ("softmax",)  # D14
+    assert linear["decoder_types"] == ("softmax",)  # D9
 
 
 # --- models ---
@@ -296,7 +296,7 @@ def test_a_translation_depends_on_no_padding_no_future_and_no_cache(types):
 
 
 def test_the_mean_of_the_patches_is_classified(monkeypatch):
-    """D23: without the class token."""
+    """D15: without the class token."""
     (arch,) = draw(mf.space_of(IMAGES), 1)
     model = mf.ImageModel(arch, IMAGES)
     states = torch.randn(2, 17, arch.hidden)
@@ -387,27 +387,13 @@ def test_a_ranker_orders_unseen_architectures_and_finds_the_important_features()
     assert mf.kendall_tau(ranker.rank_scores(new), [*map(toy_loss, new)]) > 0.85
 
 
-def test_pruning_keeps_the_important_features_and_the_types():
-    space = mf.space_of(IMAGES)
-    samples = [(toy_loss(arch), arch) for arch in draw(space, 200)]
-    importances = [
-        ["layers", "types", "ffn", "hidden", "heads"],
-        ["hidden", "layers", "ffn", "heads", "types"],
-    ]
-    pruned = mf.prune(space, importances, samples, keep=2)
-    searched = [name for name in space if len(pruned[name]) > 1]
-    assert searched == ["layers", "hidden", "types"]
-    assert mf.space_size(pruned) == 2 * (2 ** 2 + 2 ** 3)
-    assert pruned["ffn"] == (48,)  # the better one
-
-
 @pytest.mark.parametrize("task, lists", [
     ("cifar10", "types layers ffn heads hidden layers types hidden heads ffn"),
     ("wmt14", "decoder_layers cross_heads types decoder_ffn "
      "decoder_layers decoder_heads connect cross_heads ffn"),
 ])
 def test_base_keeps_the_features_of_section_7(task, lists):
-    assert paper(task).keep == len({*lists.split()})  # D7
+    assert paper(task).keep == len({*lists.split()})  # D30
 
 
 def history_line(arch):
@@ -446,7 +432,7 @@ def test_parents_are_the_best_fifth(monkeypatch):
 
 
 def test_a_latency_is_the_mean_without_the_fastest_and_slowest_tenth(monkeypatch):
-    """D8, after the warm-up runs."""
+    """D26, after the warm-up runs."""
     seconds = [9.0] * mf.UNTIMED + [7.0, *range(1, 9), 50.0]
     ticks = itertools.chain(*((0.0, each) for each in seconds))
     monkeypatch.setattr(mf, "time", SimpleNamespace(perf_counter=ticks.__next__))
@@ -454,17 +440,6 @@ def test_a_latency_is_the_mean_without_the_fastest_and_slowest_tenth(monkeypatch
     (arch,) = draw(mf.space_of(cfg), 1)
     expected = 1000 * statistics.fmean([7, *range(2, 9)])
     assert mf.measure_latency(arch, cfg, ALONE.device) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("limit, window", [
-    (math.inf, (10, 90)),
-    (50, (10, 50)),
-    (5, (0, 5)),  # no others are left
-])
-def test_the_fastest_and_slowest_tenths_of_architectures(limit, window):
-    """D8"""
-    latencies = range(101)
-    assert mf.latency_window(latencies, latencies, limit) == pytest.approx(window, abs=1)
 
 
 # --- beam search ---
@@ -561,7 +536,7 @@ def test_held_out_losses_are_not_smoothed():
 @pytest.mark.parametrize("task, batch", [("cifar10", 64), ("wmt14", 4400)])
 def test_batches_of_section_6(task, batch):
     cfg = paper(task)
-    assert cfg.batch == cfg.accumulate * batch  # D10
+    assert cfg.batch == cfg.accumulate * batch  # D5
 
 
 def test_held_out_pairs_are_not_trained_on(ready):

@@ -1,52 +1,60 @@
-"""cosFormer attention in another model, and the ranker on other scores. Copy mformer.py next to
-this file. Both need only PyTorch."""
+"""mFormer on images made in place, in another program: python mformer_example.py. Copy mformer.py
+next to this file. Both need only PyTorch."""
 import random
 
 import torch
-from torch import nn
+import torch.nn.functional as F
 
-from mformer import Ranker, cosines_at, linear_attention, sample_arch
+from mformer import (
+    Config, arch_text, learning_rate, make_model, make_optimizer, model_flops, parse_arch, rank_nas,
+    sample_arch, space_of, widest, winner)
 
-
-class LinearAttention(nn.Module):  # time and memory are linear in the length
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.inputs = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
-
-    def forward(self, x, lengths):  # (B, T, H), (B,) -> (B, T, H)
-        inputs = self.inputs(x).unflatten(-1, (3, self.heads, -1))
-        q, k, v = inputs.permute(2, 0, 3, 1, 4)  # each (B, heads, T, D)
-        positions = torch.arange(x.shape[1], device=x.device)
-        mask = positions < lengths[:, None]
-        mixed = linear_attention(q, k, v, cosines_at(positions, lengths), mask=mask)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+cfg = Config(
+    image=16, patch=4, classes=4, layers=(1, 2), hidden=(16, 32), ffn=(32, 64), heads=(1, 2),
+    head_dim=16, relative=4, steps=161, batch=32, lr=3e-3, warmup=0.1, samples=40, population=20,
+    generations=3, finalists=4, cost="flops")
+space = space_of(cfg)
+generator = torch.Generator().manual_seed(0)
 
 
-attention = LinearAttention(64, heads=4)
-x = torch.randn(2, 300, 64)
-y = attention(x, torch.tensor([300, 170]))
-alone = attention(x[1:, :170], torch.tensor([170]))
-same = torch.allclose(y[1:, :170], alone, atol=1e-5)
-print(f"{tuple(y.shape)}, without its padding the same: {same}")
+def draw_batch(count):
+    """Noisy images, brighter in one of four corners, and the number of the corner."""
+    labels = torch.randint(4, (count,), generator=generator)
+    images = torch.randn(count, 3, 16, 16, generator=generator)
+    for image, corner in zip(images, labels.tolist()):
+        down, right = 8 * (corner // 2), 8 * (corner % 2)
+        image[:, down:down + 8, right:right + 8] += 2
+    return {"images": images, "labels": labels}
 
-# Measured networks: a table of choices and scores (low ones are good)
-types = ("softmax", "linear")
-space = dict(
-    layers=(2, 3),
-    hidden=(32, 48, 64),
-    ffn=(128,),
-    heads=(2, 4),
-    types=types
-)
-measured = {}
-for number in range(200):
-    arch = sample_arch(space, random.Random(number))
-    linear = arch.types.count("linear") / arch.layers
-    measured[arch] = 3 - 0.2 * arch.layers - arch.hidden / 100 - 0.5 * linear
-ranker = Ranker(space, [*measured], [*measured.values()])
-new = [sample_arch(space, random.Random(f"new {number}")) for number in range(40)]
-best = min(zip(ranker.rank_scores(new), new))[1]
-print(f"best of 40 new ones: layers {best.layers}, hidden {best.hidden}, types {best.types}")
-print("what matters most:", next(iter(ranker.importance())))
+
+def loss_of(batch, arch):
+    return F.cross_entropy(supernet(batch, arch), batch["labels"])
+
+
+torch.manual_seed(0)
+supernet = make_model(widest(space), cfg, space)
+optimizer = make_optimizer(supernet, cfg.weight_decay)
+held_out = draw_batch(128)
+for step in range(cfg.steps):  # a random sub-net in each step
+    loss_of(draw_batch(cfg.batch), sample_arch(space, random.Random(step))).backward()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(step, cfg)
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 40 == 0:
+        print(f"step {step}: loss {loss_of(held_out, widest(space)).item():.2f}")
+
+
+@torch.no_grad()
+def measure(arch):
+    loss, latency = loss_of(held_out, arch).item(), model_flops(arch, cfg) / 1e9
+    return {"arch": arch_text(arch), "score": -loss, "scores": {"loss": loss, "latency": latency}}
+
+
+samples = {sample_arch(space, random.Random(f"sample {number}")) for number in range(60)}
+history = [measure(arch) for arch in sorted(samples)]
+found = rank_nas(space, history, cfg)  # rankers, pruning and evolution
+ranked = [measure(parse_arch(text, cfg)) for text in found["ranked"][:cfg.finalists]]
+best = winner(history + ranked, found["latency_limit"])
+print(f"best: {best['scores']['latency'] / found['latency_limit']:.2f} of the limit, loss "
+      f"{best['scores']['loss']:.2f}: {best['arch']}")
