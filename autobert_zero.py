@@ -987,6 +987,7 @@ def summed_loss(logits, labels):
 # --- training -------------
 
 CLIP = 1.0  # largest gradient norm, BERT's
+EVALUATION_BATCH = 64  # sequences per batch of an evaluation
 
 
 def schedule(step, steps, warmup):
@@ -1145,14 +1146,14 @@ def train_language_model(model, data, cfg, run):
 def evaluate_language_model(model, data, cfg, ranks, sequences=512):
     """{"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"} on held-out sequences, which are the
     same for all seeds and batch sizes. The host waits for a GPU once, to read the sums."""
-    batch_size = 16
     cfg = dataclasses.replace(cfg, seed=0)
     dtype = torch.float32 if ranks.device.type == "mps" else torch.float64  # mps has no float64
     sums = torch.zeros(2, 3, dtype=dtype, device=ranks.device)  # loss, right, labels
     model.eval()
-    for first in range(ranks.rank * batch_size, sequences, ranks.size * batch_size):
-        segments = data.dev.segments(first, batch_size, cfg.length - 3, cfg.seed)
-        batch = language_batch(segments, data.tokenizer, cfg, first, ranks.device)
+    stride = ranks.size * EVALUATION_BATCH
+    for number in range(ranks.rank * EVALUATION_BATCH, sequences, stride):
+        segments = data.dev.segments(number, EVALUATION_BATCH, cfg.length - 3, cfg.seed)
+        batch = language_batch(segments, data.tokenizer, cfg, number, ranks.device)
         with autocast(cfg.dtype, ranks.device):
             logits, next_logits = model(batch)
         answers = (logits, batch["labels"]), (next_logits, batch["next_labels"])
