@@ -65,9 +65,9 @@ if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this 
         predict_file, print_summary)
     from common.finetune import predict as predict_split
     from common.launch import (
-        autocast, average_gradients, fit_accumulate, generator_of, launch, layer_activations,
-        micro_batch_numbers, move, on_main, pick_device, print0, print_device_use, seed_everything,
-        seed_of, send, total_over, training_cost)
+        Ranks, autocast, average_gradients, fit_accumulate, generator_of, launch,
+        layer_activations, micro_batch_numbers, move, on_main, pick_device, print0,
+        print_device_use, seed_everything, seed_of, send, total_over, training_cost)
     from common.run import Loop, Run, keep_model, processor, read_run, set_rate, settings_from
     from data import hf_models
     from data.corpus import join
@@ -672,6 +672,7 @@ def distillation_losses(student, batch):
 
 # D8* (silent): the gradient is clipped as a whole. The released code first clips each parameter's
 CLIP = 1.0  # largest gradient norm
+EVALUATION_BATCH = 64  # sequences per batch of an evaluation
 
 
 def schedule(step, steps, warmup):
@@ -716,32 +717,32 @@ def phase_of(cfg):
     return "further_train" if cfg.arch else "superplm"
 
 
-def draw_text(text, data, cfg, phase, position, count):
-    """ids, token_type_ids (B, T) and lengths (B,) of B = `count` sequences of a Corpus, from number
-    `position` in the endless stream of a phase."""
+def cut_segments(corpus, cfg, phase, number, size):
+    """The text of `size` sequences of the endless stream of a phase, from sequence `number`, as
+    data.corpus.Segments."""
     # D11* (silent): sequences are pairs, [CLS] A [SEP] B [SEP] with B after A, so that fine-tuning
     # meets a trained token type embedding. The released code has no pairs. One long sentence is
     # [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
-    pairs = text.segments(
-        position, count, cfg.length - 3, seed_of(cfg.seed, phase), others=False)
-    return join(
-        pairs.segment_a, pairs.length_a, pairs.segment_b, pairs.length_b, data.tokenizer)
+    return corpus.segments(number, size, cfg.length - 3, seed_of(cfg.seed, phase), others=False)
 
 
-def language_batch(columns, chosen, data, cfg, *key):
-    """The chosen sequences of draw_text as a batch on the device: ids, token_type_ids (B, T),
-    lengths (B,) unless there is no padding and, without a teacher, masked_positions and labels (B,
-    I). T is a multiple of 64, or --length. The key seeds the masks."""
-    ids, token_type_ids, lengths = [column[chosen] for column in columns]
-    width = min(cfg.length, 64 * math.ceil(lengths.max().item() / 64))
+def language_batch(segments, tokenizer, cfg, seed_number, device):
+    """Segments as a batch on the device: ids, token_type_ids (B, T), lengths (B,) unless there is
+    no padding and, without a teacher, masked_positions and labels (B, I). seed_number: unique among
+    batches of a phase."""
+    ids, token_type_ids, lengths = join(
+        segments.segment_a, segments.length_a, segments.segment_b, segments.length_b, tokenizer)
+    # rounds T up, so that torch.compile and GPUs meet few widths
+    multiple = max(8, cfg.length // 8)
+    width = min(cfg.length, multiple * math.ceil(int(lengths.max()) / multiple))
     batch = {"ids": ids[:, :width], "token_type_ids": token_type_ids[:, :width]}
-    if (lengths < width).any():
+    if (lengths < width).any():  # GPUs have flash attention for full sequences only
         batch["lengths"] = lengths
-    if not data.teacher:
-        generator = generator_of(cfg.seed, *key)
+    if cfg.setting == "mlm":
+        generator = generator_of(cfg.seed, "mask", seed_number)
         batch["ids"], batch["masked_positions"], batch["labels"] = mask_tokens(
-            batch["ids"], data.tokenizer, generator)
-    return send(batch, data.device)
+            batch["ids"], tokenizer, generator)
+    return send(batch, device)
 
 
 def training_batches(data, cfg, ranks, begin):
@@ -749,18 +750,18 @@ def training_batches(data, cfg, ranks, begin):
     same for any number of processes."""
     # D12* (silent): the sequences of a step are sorted by length into its --accumulate
     # micro-batches, so that few are padded. The released code does not sort
-    phase = phase_of(cfg)
     size = cfg.batch // cfg.accumulate
     for step in range(begin, cfg.steps):
         first = step * cfg.batch
-        columns = draw_text(data.train, data, cfg, phase, first, cfg.batch)
-        lengths = columns[2]
+        segments = cut_segments(data.train, cfg, phase_of(cfg), first, cfg.batch)
+        lengths = segments.length_a + segments.length_b
         micro_batches = lengths.argsort(stable=True).split(size)
         batches = []
         for micro in micro_batch_numbers(ranks, cfg.accumulate):  # Alg. 1, lines 3, 4
+            examples = segments[micro_batches[micro]]
             seed_number = first + micro * size
             batches.append(language_batch(
-                columns, micro_batches[micro], data, cfg, phase, "mask", seed_number))
+                examples, data.tokenizer, cfg, seed_number, ranks.device))
         yield batches
 
 
@@ -859,7 +860,7 @@ def train_language_model(model, data, cfg, run, start, file="checkpoint.pt"):
         set_rate(optimizer, rate)
         model.train()
         numbers = train_step(step, model, optimizer, batches, cfg, ranks, data.teacher)
-        dev = evaluate_language_model(model, data, cfg) if loop.evaluates(step) else {}
+        dev = evaluate_language_model(model, data, cfg, ranks) if loop.evaluates(step) else {}
         loop.after(step, numbers, batches, dev, lr=rate)
     if cfg.dry_run:
         print_device_use(ranks, loop.speed, step_flops(cfg) / cfg.length)
@@ -876,21 +877,21 @@ def train_further(model, data, cfg, run, start, file="checkpoint.pt", warmup=0.0
 
 
 @torch.no_grad()
-def evaluate_language_model(model, data, cfg, examples=256, largest_batch=256):
-    """{"loss"} of `examples` held-out sequences, in whole batches, the same for all models. Raises
-    Diverged. Processes exchange nothing, since they may be evaluating different models."""
+def evaluate_language_model(model, data, cfg, ranks, sequences=256):
+    """{"loss"} of held-out sequences, which are the same for all models, seeds and numbers of
+    processes. A job passes one process. Raises Diverged. The host waits for a GPU once."""
     model.eval()
-    size = min(largest_batch, cfg.batch)
-    examples = size * math.ceil(examples / size)
-    columns = draw_text(data.dev, data, cfg, "held out", 0, examples)
-    losses = 0
-    labels = 0
-    for first in range(0, examples, size):
-        chosen = slice(first, first + size)
-        batch = language_batch(columns, chosen, data, cfg, "held out", "mask", first)
+    cfg = dataclasses.replace(cfg, seed=0)
+    stride = ranks.size * EVALUATION_BATCH
+    losses = torch.zeros(1 if cfg.setting == "mlm" else 2, device=ranks.device)
+    labels = torch.zeros_like(losses)
+    for number in range(ranks.rank * EVALUATION_BATCH, sequences, stride):
+        segments = cut_segments(data.dev, cfg, "held out", number, EVALUATION_BATCH)
+        batch = language_batch(segments, data.tokenizer, cfg, number, ranks.device)
         losses += summed_losses(model, add_targets(batch, data.teacher, cfg), cfg)
         labels += count_labels(batch)
-    loss = (losses / labels).sum().item()  # the only wait for a GPU
+    losses, labels = total_over(ranks, torch.stack([losses, labels]))
+    loss = (losses / labels).sum().item()
     if not math.isfinite(loss):
         raise Diverged("the held-out loss is NaN or infinite")
     return {"loss": loss}
@@ -900,7 +901,8 @@ def score_mlm(model, data, cfg):
     """The task "MLM-saved": {"main": 1 - loss / ln V on held-out text, "loss"}. Raises Diverged."""
     # D14 (ours): masked tokens can be a proxy task. After minutes of pre-training SQuAD and MNLI
     # show no difference
-    loss = evaluate_language_model(model.to(data.device), data, cfg, 1024, 64)["loss"]
+    alone = Ranks(0, 1, data.device)
+    loss = evaluate_language_model(model.to(data.device), data, cfg, alone, 1024)["loss"]
     return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
 
 
@@ -1533,7 +1535,8 @@ def judge_finalists(models, data, cfg, run):
     def work(arch):
         result = judge(models[arch], data, cfg)
         if not result["diverged"]:
-            result["loss"] = evaluate_language_model(models[arch], data, cfg)["loss"]
+            alone = run.ranks.alone()
+            result["loss"] = evaluate_language_model(models[arch], data, cfg, alone)["loss"]
         return result
 
     return run.each("finals", list(models), work)
@@ -1908,7 +1911,7 @@ def superplm(cfg, command):
             data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
             model, start = start_model(source, cfg.largest, cfg, data.teacher)
             train_language_model(model, data, cfg, run, start)
-            run.finish(held_out_loss(model, data, cfg))
+            run.finish(held_out_loss(model, data, cfg, ranks))
         print_held_out(run, cfg)
         only_here = ("out", "restart", "init", "dry_run", "steps", "samples")
         run.print_next(cfg, "checkpoint.pt", "--search", "--init", run.folder,
@@ -1928,14 +1931,14 @@ def further_train(cfg, command):
             model, start = start_model(source, cfg.arch, cfg, data.teacher)
             warmup = 0.0 if source else cfg.warmup
             train_further(model, data, cfg, run, start, warmup=warmup)
-            run.finish(held_out_loss(model, data, cfg))
+            run.finish(held_out_loss(model, data, cfg, ranks))
         print_held_out(run, cfg)
         print_after_training(run, cfg, "checkpoint.pt")
 
 
-def held_out_loss(model, data, cfg):
+def held_out_loss(model, data, cfg, ranks):
     """The result of a training on text."""
-    loss = evaluate_language_model(model, data, cfg)["loss"]
+    loss = evaluate_language_model(model, data, cfg, ranks)["loss"]
     return {"arch": str(model.encoder.arch), "held_out": loss}
 
 

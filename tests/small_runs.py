@@ -105,7 +105,7 @@ def hold_out_few(patch):
         lambda model, data, cfg, ranks, sequences=0: of_networks(model, data, cfg, ranks, 64))
     patch.setattr(
         autotinybert, "evaluate_language_model",
-        lambda model, data, cfg, *sizes: of_sub_models(model, data, cfg, 64, 64))
+        lambda model, data, cfg, ranks, sequences=0: of_sub_models(model, data, cfg, ranks, 64))
 
 
 def pretended_latency(arch, cfg=None):
