@@ -18,9 +18,8 @@ Map:     Eq. 1 -> softmax_attention              Sec. 3.1.2 -> Ranker, prune, la
          Table 1, 2 -> FEATURES, space_of        Sec. 6 -> PRESETS, learning_rate
          Table 3, 4, 5 -> PUBLISHED (D32)        Sec. 7 -> Ranker.importance
          Sec. 8 -> --search_decoder              Fig. 3, Table 5 -> tests/claims
-Tour:    The paper is reweight, linear_state, linear_read, Layer, train_step, train_network,
-         Ranker, prune, evolve and find_architecture. Skip at first the translator, the beam search
-         and everything below "the run".
+Tour:    The paper is reweight, linear_state, linear_read, Layer, train_step, Ranker, prune, evolve
+         and find_architecture. Skip at first the translator and the beam search.
 Differs: There are 32 departures from the paper, D1 to D32: grep -n '# D[0-9]' mformer.py
          A * marks a departure from released code, not from the text of the paper.
 Others:  The released code is OpenNLPLab/mixFormer at c1c57c5. HAT is Wang et al. 2020,
