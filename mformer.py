@@ -473,7 +473,8 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
     Two equal keys, and a table that gives the next token a weight of 3. The first token mixes its
     value with the next one's by 1 to 3:
 
-    >>> q, k = torch.ones(1, 1, 2, 1), torch.zeros(1, 1, 2, 1)
+    >>> q = torch.ones(1, 1, 2, 1)
+    >>> k = torch.zeros(1, 1, 2, 1)
     >>> v = torch.tensor([10.0, 20.0]).view(1, 1, 2, 1)
     >>> table = torch.tensor([[0.0], [0.0], [3.0]]).clamp(min=1).log()  # distances -1, 0, 1
     >>> [round(value, 2) for value in softmax_attention(q, k, v, table=table).flatten().tolist()]

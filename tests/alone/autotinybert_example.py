@@ -1,6 +1,5 @@
 """AutoTinyBERT on the letters of a text file, in another program: python autotinybert_example.py
 FILE. Copy autotinybert.py next to this file. Both need only PyTorch."""
-import statistics
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +36,8 @@ supernet = LanguageModel(parse_arch(cfg.largest), tokenizer.vocab_size)
 optimizer = make_optimizer(supernet, weight_decay=0.01)
 for step in range(cfg.steps):  # Alg. 1
     for arch in draw_archs(cfg, step, 0):
-        generator = torch.Generator().manual_seed(step)
-        (loss_of(supernet, arch, generator) / cfg.samples).backward()
+        loss = loss_of(supernet, arch, torch.Generator().manual_seed(step))
+        (loss / cfg.samples).backward()
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(step, cfg)
     optimizer.step()
@@ -49,7 +48,8 @@ for step in range(cfg.steps):  # Alg. 1
 
 measured = [arch for step in range(8) for arch in draw_archs(cfg, step, 1)]
 times = [time_model(arch, cfg) for arch in measured]
-predict_ms, limit = Predictor(cfg.latency_length).fit(measured, times), statistics.median(times)
+predict_ms = Predictor(cfg.latency_length).fit(measured, times)
+limit = sorted(times)[len(times) // 2]
 history = []
 for number in range(cfg.generations):  # Alg. 2
     for parent, arch in propose(history, number, cfg, predict_ms, limit):

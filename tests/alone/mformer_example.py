@@ -21,9 +21,8 @@ def draw_batch(count):
     """Noisy images, brighter in one of four corners, and the number of the corner."""
     labels = torch.randint(4, (count,), generator=generator)
     images = torch.randn(count, 3, 16, 16, generator=generator)
-    for image, corner in zip(images, labels.tolist()):
-        down, right = 8 * (corner // 2), 8 * (corner % 2)
-        image[:, down:down + 8, right:right + 8] += 2
+    for image, corner in zip(images.unflatten(3, (2, 8)).unflatten(2, (2, 8)), labels.tolist()):
+        image[:, corner // 2, :, corner % 2] += 2
     return {"images": images, "labels": labels}
 
 
@@ -47,7 +46,8 @@ for step in range(cfg.steps):  # a random sub-net in each step
 
 @torch.no_grad()
 def measure(arch):
-    loss, latency = loss_of(held_out, arch).item(), model_flops(arch, cfg) / 1e9
+    loss = loss_of(held_out, arch).item()
+    latency = model_flops(arch, cfg) / 1e9
     return {"arch": arch_text(arch), "score": -loss, "scores": {"loss": loss, "latency": latency}}
 
 
@@ -56,5 +56,5 @@ history = [measure(arch) for arch in sorted(samples)]
 found = rank_nas(space, history, cfg)  # rankers, pruning and evolution
 ranked = [measure(parse_arch(text, cfg)) for text in found["ranked"][:cfg.finalists]]
 best = winner(history + ranked, found["latency_limit"])
-print(f"best: {best['scores']['latency'] / found['latency_limit']:.2f} of the limit, loss "
-      f"{best['scores']['loss']:.2f}: {best['arch']}")
+fraction = best["scores"]["latency"] / found["latency_limit"]
+print(f"best: {fraction:.2f} of the limit, loss {-best['score']:.2f}: {best['arch']}")
