@@ -556,8 +556,8 @@ def score_hint(entry):
         return "all labels of dev are equal, so its score shows nothing; add other labels to dev"
     if entry["median"] > entry["majority_baseline"] + near:
         return ""
-    return ("no better than the majority baseline; raise --finetune_epochs, or give --init a "
-            "longer pre-training")
+    return ("no better than the majority baseline; start from a released model (--init), raise "
+            "--finetune_epochs, or pre-train longer")
 
 
 def print_summary(run, cfg):

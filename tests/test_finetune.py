@@ -128,7 +128,7 @@ def test_micro_batches_have_the_gradient_of_the_batch():
         torch.testing.assert_close(loss, 4 * model.weight.sum())
 
 
-POOR = "no better than the majority baseline; raise --finetune_epochs"
+POOR = "no better than the majority baseline; start from a released model"
 CONSTANT = "all labels of dev are equal"
 
 
