@@ -80,7 +80,7 @@ SMALL = {  # pattern of commands: flags to append
 def without(module, argv):
     """The arguments without the flags that a dry run sets."""
     known = getattr(module, "DRY_RUN", None) or module.PRESETS["dry_run"]
-    known = known.keys() - module.ACTIONS.keys()
+    known = {name for name, value in known.items() if not isinstance(value, dict)}
     kept = []
     keep = True
     for word in argv:
