@@ -281,7 +281,8 @@ class Encoder(nn.Module):
         self.recompute = cfg.recompute
         self.token_embedding = nn.Embedding(cfg.vocab_size, E)  # V x E, Sec. 3.1
         # D4 (conflict): positions and token types are embedded in E dimensions, as in the official
-        # code. The 60M, 225M and 499M parameters of Tables 1 and 12 imply H dimensions
+        # code. The 60M, 225M and 499M parameters of Tables 1 and 12 imply H dimensions. Table 1's
+        # 235M and Sec. 3.2's 233M fit neither
         self.position_embedding = nn.Embedding(cfg.positions, E)
         self.token_type_embedding = nn.Embedding(2, E)
         self.norm = nn.LayerNorm(E, eps=1e-12)
@@ -771,7 +772,7 @@ class Lamb(torch.optim.Optimizer):
         m = b1 m + (1 - b1) g                 v = b2 v + (1 - b2) g^2
         u = m / (sqrt(v) + eps) + decay w     w = w - lr |w| / |u| u
 
-    So a tensor moves by about the fraction lr of its own norm. The trust ratio |w| / |u| is
+    So a matrix moves by lr times its own norm. The trust ratio |w| / |u| is
     unbounded, and 1 if a norm is 0. Biases, LayerNorms and scalars have neither decay nor ratio.
     adapt=False omits the ratio everywhere: BERT's AdamW, for fine-tuning (official code).
 
@@ -1197,7 +1198,7 @@ def resolve(cfg, command, ranks, source):
     if command.action == "pretrain":
         accumulate = fit_accumulate(cfg, command, ranks)
         changes["accumulate"] = accumulate
-        if cfg.dry_run:
+        if cfg.dry_run and "batch" not in command.given:
             changes["batch"] = min(cfg.batch, 8 * accumulate)
     cfg = dataclasses.replace(cfg, **changes)
     try:
@@ -1535,6 +1536,8 @@ def check(cfg, command):
         command.action == "finetune" and not cfg.ensemble)
     if reads_weights and not cfg.init:
         raise UserError(f"--{command.action} needs --init, a model")
+    if command.action == "describe" and cfg.batch % cfg.accumulate:
+        raise UserError(f"--batch {cfg.batch}: must be a multiple of --accumulate {cfg.accumulate}")
 
 
 def main(argv=None):

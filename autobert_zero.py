@@ -6,8 +6,9 @@ attention: a graph of primitive operations on two to four projections of its inp
 evolution, proposes candidates: its mutations prefer operations with high scores so far. A super-net
 with shared weights (BIWS) makes candidates cheap to evaluate.
 
-The preference has almost no effect (D36). With the paper's alpha of 0.01 and scores of 0.8 +- 0.03,
-ten operations have probabilities of 0.0988 to 0.1007, so that OP-NAS mutates almost uniformly.
+With scores as fractions the preference has almost no effect (D36): with the paper's alpha of 0.01
+and mean scores of 0.77 to 0.83, ten operations have probabilities of 0.097 to 0.103. The paper
+gives no unit. In percent the best operation would be drawn most of the time.
 
 Run:     python autobert_zero.py --search --dry_run     a few steps of every phase, under a minute
          torchrun --nproc_per_node=2 autobert_zero.py --search     demo data, about 3 minutes
@@ -62,7 +63,7 @@ if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this 
     from common.cli import Diverged, UserError
     from common.files import jsonl, load_file, read_json, save_file, write_atomic, write_json
     from common.finetune import (
-        Method, Recipe, Tuning, fine_tune, finetune_tasks, is_demo, open_task, parse_tasks, percent,
+        Method, Recipe, Tuning, fine_tune, finetune_tasks, open_task, parse_tasks, percent,
         predict_file, print_summary, shown_name)
     from common.finetune import predict as predict_split
     from common.folder_task import export_head, read_spec
@@ -1583,7 +1584,8 @@ def score_candidate(arch, round_number, supernet, data, cfg, path):
         scores = {name: score_task(model, task, cfg, data.device)
                   for name, task in data.tasks.items()}
     except Diverged:
-        diverged = True  # D43 (silent): such a candidate scores 0 and is never a parent
+        # D43 (silent): such a candidate scores 0, also in Eq. 3, and is never a parent
+        diverged = True
     save_file(path.with_suffix(".pt"), to_host(model.state_dict()))
     checkpoint.unlink(missing_ok=True)
     # D44 (silent): a score is the mean over --tasks, with MNLI's matched half, and no candidate is
@@ -2248,7 +2250,7 @@ def print_best(run, cfg):
         lines.append(f"  {name:16} {task_scores(other, cfg)}  (lead {100 * lead:+.2f}{tie})")
     lines.append(f"a lead of less than {100 * margin:.2f} is a tie, by the number of dev examples; "
                  "another seed of the training can change more")
-    if cfg.preset == "demo" and is_demo(cfg.corpus):
+    if run.command.given <= {"seed", "out", "restart", "device", "cache"}:  # the demo as it is
         lines.append(f"one seed proves nothing; {DEMO_SEEDS}")
     if best["score"] <= best["baselines"]["majority"]["score"]:
         lines.append("this does not beat the majority baseline; train candidates for more --steps "

@@ -16,7 +16,7 @@ Map:     Table B.1 -> search_space               Eq. 1, 2, 3 -> Layer     Table 
          Sec. 3.6 -> train_further               Sec. 4.4 -> fast_candidates
          Table D.1 -> TABLE_D1                   App. A -> export         Eq. 5 -> EXERCISES.md
          Tables 1, 3 and Fig. 4 in small -> tests/claims
-         Tables 2, 5, F.1 and Fig. 5 are scores of trainings for 58 GPU hours each: not here
+         Tables 2, 5, F.1 and Fig. 5 need trainings of 5 or 10 epochs, 58 GPU hours each: not here
 Symbols: the paper's           here                       shape, or meaning
          l^t, d^m|o, d^f       layers, hidden, ffn        H is hidden
          h, d^q|k|v            heads, qkv                 N, Q = N D
@@ -670,7 +670,8 @@ def distillation_losses(student, batch):
 # --- training -------------
 
 
-# D8* (silent): the gradient is clipped as a whole. The released code first clips each parameter's
+# D8* (silent): the gradient is clipped as a whole, as in the released pre-training. The released
+# fine-tuning clips each parameter's
 CLIP = 1.0  # largest gradient norm
 EVALUATION_BATCH = 64  # sequences per batch of an evaluation
 
@@ -1228,7 +1229,8 @@ def mutate(arch, space, rng):
     """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by up to a
     tenth of its choices, at least one. (p_m decides whether an architecture mutates.)"""
     # D19* (silent): what Mut() moves and how far, and the probabilities of the roulette, are chosen
-    # here
+    # here. The released code explores or mutates, one of both, and its parents are the best of all
+    # history
     genes = arch.genes
     moved = [name for name in space if rng.random() < 0.5]
     for name in moved or [rng.choice(list(space))]:
@@ -2094,7 +2096,7 @@ def comparison(table):
     lines = [f"{'':22} {'shape':20} {'ms':>8} {'parameters':>12} {'loss':>7}  scores"]
     for kind, line in table.items():
         if not line["of"]:
-            lines.append(f"{kind:22} none within the limit")
+            lines.append(f"{kind:22} none drawn, or none within the limit")
             continue
         title = f"{kind}, best of {line['of']}" if line["of"] > 1 else kind
         loss = f"{line['loss']:7.4f}" if "loss" in line else "diverged"

@@ -7,7 +7,7 @@ and the encoder layers that the decoder sees. The search is RankNAS: a super-net
 architecture. Two rankers learn from pairs of its sub-nets to order them by loss and by latency.
 Unimportant features are pruned, and an evolution searches the others.
 
-Run:     python mformer.py --search --dry_run    every phase of a search, in seconds
+Run:     python mformer.py --search --dry_run    every phase of a search but the pruning
          python mformer.py --search              on demo images, in minutes on two CPU cores
          python mformer.py --train --arch runs/mformer-search-cifar10-demo/best.json
          torchrun --nproc_per_node=8 mformer.py --task wmt14 --search --preset base \\
@@ -480,7 +480,7 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
     >>> [round(value, 2) for value in softmax_attention(q, k, v, table=table).flatten().tolist()]
     [17.5, 15.0]
     """
-    q = q / math.sqrt(q.shape[-1])
+    q = q / math.sqrt(q.shape[-1])  # in the rho of Eq. 1, which does not print it
     if table is None:
         return F.scaled_dot_product_attention(q, k, v, visible, scale=1.0)
     # The table adds q_i . r_(j - i) to the score of query i and key j, with distances clipped to R.
@@ -1831,7 +1831,7 @@ def find_architecture(supernet, space, data, cfg, run):
     # step 2
     samples = measure_archs(draw_samples(space, cfg), "sample", supernet, data, cfg, run)
     write_history(run, samples)
-    learned = run.once("rankers.json", rank_nas, space, samples, cfg)
+    learned = run.once("rankers.json", rank_nas, space, samples, cfg)  # steps 3 to 5
     ranked = [parse_arch(text, cfg) for text in learned.pop("ranked")]
     # The latency ranker errs, and the evolution prefers architectures whose latency it
     # underestimates. So the best-ranked ones are measured, in order, until --finalists are within

@@ -235,7 +235,7 @@ def refuse_unread(config_class, command, actions):
         group = group_of(config_class, name)
         if group not in actions[command.action][2]:
             readers = [f"--{other}" for other in actions if group in actions[other][2]]
-            who = f"{' and '.join(readers)} read it"
+            who = f"{' and '.join(readers)} {'reads' if len(readers) == 1 else 'read'} it"
             if not readers:  # a group of another --task
                 who = f"it is for {field_groups(config_class)[name]}"
             raise UserError(f"--{name}: --{command.action} does not read it; {who}")

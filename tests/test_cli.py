@@ -102,7 +102,7 @@ def test_a_model_carries_its_preset_unless_another_is_given(capsys):
     ("--train --preset dry_run", "invalid choice: 'dry_run'"),
     ("--train --tune a", "not allowed with"),
     ("--batch 3", "need an action: --train, --tune"),
-    ("--tune a --fast", "--fast: --tune does not read it; --train read it"),
+    ("--tune a --fast", "--fast: --tune does not read it; --train reads it"),
 ])
 def test_mistakes_end_in_one_line(text, words, capsys):
     with pytest.raises(SystemExit) as error:
@@ -145,13 +145,13 @@ def test_a_failure_of_the_compiler_is_one_line(capsys):
     ("albert --pretrain --steps 5", ""),
     ("albert --export x --init x --out y", "--pretrain and --finetune and --predict"),
     ("albert --describe --layers 3", ""),
-    ("albert --describe --glue x", "--finetune read it"),
+    ("albert --describe --glue x", "--finetune reads it"),
     ("autobert_zero --finetune CoLA --length 64", ""),  # of the model
     ("autobert_zero --finetune CoLA --steps 5", "--search and --pretrain and --describe"),
     ("autobert_zero --search --arch bert", "--pretrain and --finetune and --predict"),
-    ("autobert_zero --search --runs 3", "--finetune read it"),
+    ("autobert_zero --search --runs 3", "--finetune reads it"),
     ("autobert_zero --search --population 9 --finetune_lr 1", ""),
-    ("autobert_zero --pretrain --population 9", "--search read it"),
+    ("autobert_zero --pretrain --population 9", "--search reads it"),
     ("autotinybert --further_train --arch 1-8-8-1-8 --speedup 2", "--search"),
     ("autotinybert --finetune CoLA --init x --lr 1", "--search"),
     ("autotinybert --export x --init x --arch 1-8-8-1-8", ""),

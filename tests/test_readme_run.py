@@ -159,9 +159,13 @@ def default_out(module, argv):
     """The run folder of a command without --out and --dry_run."""
     folders = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "run_action", lambda function, cfg, command: folders.append(cfg.out) or 0)
+        patch.setattr(cli, "run_action", lambda function, cfg, command: folders.append(cfg) or 0)
         module.main(argv)
-    return folders[0]
+    cfg, = folders
+    if module.__name__ == "mformer":  # the data are in the name
+        data = "images" if cfg.images else cfg.task
+        return cfg.out.replace("-demo", f"-{data}-demo").replace("-base", f"-{data}-base")
+    return cfg.out
 
 
 RUN = re.compile(rf"(?<![/.])\b({'|'.join(PAPERS)})\.py|data/prepare\.py (?!download)")
