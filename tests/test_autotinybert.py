@@ -647,7 +647,7 @@ def test_the_table_says_of_how_many_shapes_a_row_is_the_best_and_which_kind_has_
     table = {"searched": best, "BERT's rule": {"of": 0}, "random": best | {"of": 1}}
     _, searched, rule, random = atb.comparison(table).split("\n")
     assert searched.startswith("searched, best of 3 ")
-    assert rule.split(maxsplit=2)[2] == "none within the limit"
+    assert rule.split(maxsplit=2)[2] == "none drawn, or none within the limit"
     assert random.split()[1] == "1-32-32-1-48"
 
 
