@@ -2068,7 +2068,9 @@ def describe(cfg, command):
     arch = parse_arch(cfg.arch or cfg.largest)
     parts = count_parts(arch, cfg.vocab_size, positions_of(source) if source else 512)
     count = sum(parts.values())
-    steps = (cfg.further_steps if cfg.arch else cfg.steps) or 1000  # 0: the corpus decides
+    # without reading the corpus: 5 passes over BERT's 3.3 billion words stand for 0 steps
+    passes = round(5 * 3.3e9 / (cfg.length - 3) / cfg.batch)
+    steps = (cfg.further_steps if cfg.arch else cfg.steps) or passes
     activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]
     logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
     print(json.dumps({
