@@ -118,8 +118,7 @@ class Config:
     hidden: int = 768  # d [>= 1]
     heads: int = 12  # A [>= 1]
     ffn: int = 3072  # d_ff [>= 1]
-    # small has 13M parameters (Table 4) with 128, and 16.8M with Table 6's 256
-    embedding: int = 0  # width of the token embedding. 0: hidden
+    embedding: int = 0  # of tokens. 0: hidden. 128: small's 13M of Table 4 (Table 6's 256: 16.8M)
     length: int = 128  # tokens in a sequence, special ones included [8, 512]
     dropout: float = 0.1  # hidden and attention dropout, Table 6 [0, 1)
     init_std: float = 0.02  # of the initial weights. 0.02 suits widths near 768 [0.001, 0.2]
