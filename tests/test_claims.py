@@ -50,7 +50,7 @@ def test_the_plot_of_the_front_page_is_what_the_results_say():
     assert path.read_text() == (study.HERE / "results" / path.name).read_text()
 
 
-ALBERT = "--steps 2 --batch 2 --dev_examples 64 --train_examples 32 --finetune_epochs 1"
+ALBERT = "--steps 2 --batch 2 --dev_examples 64"
 TINY = (
     "--steps 2 --further_steps 2 --latency_archs 6 --latency_rounds 1 --population 2 "
     "--generations 2 --winners 1 --train_examples 32 --finetune_epochs 1 --batch 8")
