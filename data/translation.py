@@ -27,7 +27,7 @@ import sentencepiece
 import torch
 
 from common.cli import UserError
-from common.files import existing, fingerprints, waiting_lock, write_json
+from common.files import existing, fingerprints, read_json, waiting_lock, write_json
 from common.launch import generator_of, print0, send
 from common.tokenization import load_tokenizer
 from data.text import FORMAT, train_sentencepiece
@@ -107,6 +107,7 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest):
     lines."""
     meta = folder / "meta.json"  # written last
     if meta.exists():
+        warn_of_dropped(prefix, read_json(meta))
         return
     folder.mkdir(parents=True, exist_ok=True)
     pairs = read_pairs(prefix, endings)
@@ -124,13 +125,19 @@ def encode_pairs(prefix, endings, tokenizer, folder, longest):
     if not lengths[0]:
         raise UserError(f"{prefix}: no pair has between 1 and {longest} tokens on both sides; "
                         "raise --length")
-    dropped = total - len(lengths[0])
-    if dropped:
-        warnings.warn(f"{prefix}: {dropped:,} of {total:,} pairs are not used, since a sentence is "
-                      f"empty or has more than {longest} tokens (--length)")
     for side, counts in zip(SIDES, lengths):
         np.save(folder / f"{side}.starts.npy", np.concatenate([[0], np.cumsum(counts)]))
-    write_json(meta, {"prefix": str(prefix), "longest": longest})
+    about = {"longest": longest, "pairs": total, "dropped": total - len(lengths[0])}
+    write_json(meta, about)
+    warn_of_dropped(prefix, about)
+
+
+def warn_of_dropped(prefix, about):
+    """Warn of pairs that encode_pairs left out, also if the cache has the others already."""
+    if about["dropped"]:
+        warnings.warn(f"{prefix}: {about['dropped']:,} of {about['pairs']:,} pairs are not used, "
+                      f"since a sentence is empty or has more than {about['longest']} tokens "
+                      "(--length)")
 
 
 # --- batches -------------------------------------------------------------------------------------
