@@ -42,7 +42,7 @@ class UserError(Exception):
 
 
 class Stop(BaseException):
-    """Stop after SIGTERM, raised by a loop that has saved its state, or anywhere else. Like
+    """Stop after SIGTERM, raised by a loop that has saved its state, or between jobs. Like
     KeyboardInterrupt, it is not caught by `except Exception`."""
 
 
@@ -282,23 +282,22 @@ def start(config_class, presets, actions, description, check, argv):
 def run_action(function, config, command):
     """Call function(config, command). A training that was stopped or cannot go on ends in one line.
     Returns the exit status."""
-    where = config.out or "dry run"
     try:
         function(config, command)
     except Stop:
         print("stopped; the same command continues", file=sys.stderr)
         return STOPPED
     except Diverged as error:
-        raise UserError(f"{where}: the training diverged ({error}); "
-                        "choose a lower learning rate, and --restart") from None
+        raise UserError(f"the training diverged ({error}); choose a lower learning rate, and "
+                        "--restart") from None
     except Exception as error:
         if is_too_large(error):
-            raise UserError(f"{where}: out of memory; try a larger --accumulate, a smaller "
+            raise UserError("out of memory; try a larger --accumulate, a smaller "
                             "--batch, smaller sizes or, where it is a flag, --recompute") from None
         if not type(error).__module__.startswith(COMPILER):
             raise
         reason = str(error).strip().split("\n")[0]
-        raise UserError(f"{where}: --compile failed ({type(error).__name__}: {reason}); leave "
+        raise UserError(f"--compile failed ({type(error).__name__}: {reason}); leave "
                         "it out, or try again") from None
     return 0
 
