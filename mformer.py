@@ -64,7 +64,7 @@ if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this 
     from common.files import jsonl, read_json, write_atomic, write_json
     from common.finetune import ENDINGS, check_answers, keep_answers
     from common.launch import (
-        autocast, average_gradients, fit_accumulate, gather, launch, layer_activations,
+        Ranks, autocast, average_gradients, fit_accumulate, gather, launch, layer_activations,
         micro_batch_numbers, no_sync_until, on_main, prepare_model, print0, print_device_use,
         seed_everything, total_over, training_cost)
     from common.run import Loop, Run, progress, read_run, set_rate, settings_from
@@ -72,6 +72,7 @@ if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this 
     from data.images import (
         Pictures, TrainingPictures, count_images, read_spec, save_spec, width_of)
     from data.inputs import CACHE, NEAR, find_data, pick
+    from data.mformer_code import check_export, write_network
     from data.translation import (
         TrainingTranslations, Translations, cached_pairs, corpus_bleu, count_pairs)
 else:
@@ -2240,6 +2241,18 @@ def predict(cfg, command):
         print0(ranks, f"{path}: predictions of {cfg.init} for {file}, one per line")
 
 
+def export(cfg, command):
+    """Write the network of --init as FILE.py in plain torch, with its weights next to it."""
+    source = load_pretrained(cfg, command)
+    cfg = resolve(cfg, command, None, source)
+    data = open_inputs(cfg, Ranks(0, 1, torch.device("cpu")))
+    path = Path(command.value)
+    check_export(path, data)
+    model = extract(source.weights, parse_arch(cfg.arch, cfg), cfg)
+    write_network(path, model, cfg, data)
+    print(f"{path}: written, with weights; its first lines say how to use it")
+
+
 def endings(cfg):
     """The endings of an --out of --predict and --evaluate that is a file, not a folder."""
     return *ENDINGS, f".{cfg.languages[1]}"
@@ -2418,7 +2431,7 @@ def check(cfg, command):
     if len({*cfg.languages}) < 2:
         raise UserError(f"--languages {' '.join(cfg.languages)}: give two different endings, of "
                         "the source files and of the target files")
-    if command.action in ("evaluate", "predict") and not cfg.init:
+    if command.action in ("evaluate", "predict", "export") and not cfg.init:
         raise UserError(f"--{command.action}: --init is missing; give a run folder of --train or "
                         "--search")
     if cfg.task == "cifar10" and not (cfg.images and "image" not in command.given):
@@ -2449,6 +2462,9 @@ def actions_of(task):
             predict, "classify the images of an npz file, or translate the lines of a text file, "
             "with the network of --init RUN, into RUN-predictions/FILE or --out",
             (*network, *beam), "FILE"),
+        "export": (
+            export, "write the network of --init as plain torch, with its weights next to it",
+            ("run", "architecture"), "FILE.py"),
         "describe": (
             describe, "parameters, FLOPs, memory, cards and days as JSON",
             (*network, data, *space, "model", "training")),

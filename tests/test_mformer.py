@@ -1,9 +1,13 @@
 """mformer.py: attention, published counts, sub-nets, search operators, beam search, whole runs."""
 import copy
 import itertools
+import json
 import math
+import os
 import random
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_runs import ALONE, SEARCHES, TRAINED, next_command, write
+from small_runs import ALONE, SEARCHES, TRAINED, call, next_command, write
 
 import mformer as mf
 from common.cli import Command, Stop, UserError
@@ -659,6 +663,62 @@ def test_images_of_ones_own(works):
     assert (settings["image"], settings["classes"]) == (24, 3)
     assert weights_of("b")["head.weight"].shape == (1, 2, 16)
     assert {*Path("answers/classes.txt").read_text().split()} <= {"0", "7"}
+
+
+def in_a_fresh_process(folder, code):
+    """The printed JSON of code that imports `net` in a process of its own, without the
+    repository."""
+    code = f"import json, sys, torch, net\nnetwork = net.load('net.pt').eval()\n{code}"
+    code += "\nassert not {'common', 'data', 'mformer'} & sys.modules.keys()"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": ""})
+    return json.loads(result.stdout)
+
+
+def test_an_exported_classifier_gives_our_logits(works):
+    """Of images that are enlarged."""
+    pictures = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), np.uint8)
+    labels = np.array(["cat", 'a "dog"'])[np.arange(12) % 2]
+    np.savez(write("one/train.npz", ""), images=pictures, labels=labels)
+    arch = "layers=2 hidden=16 ffn=16,24 heads=2,1 types=linear,softmax"
+    works(f"mformer --train --images one --image 24 --patch 8 --out run --arch '{arch}' "
+          "--device cpu --batch 4 --accumulate 2 --steps 2")
+    works("mformer --export new/net.py --init run")
+    images = torch.from_numpy(pictures).permute(0, 3, 1, 2)
+    torch.save(images, "new/images.pt")
+    result = in_a_fresh_process("new", (
+        "images = net.prepare(torch.load('images.pt'))\n"
+        "print(json.dumps([images.tolist(), network({'images': images}).tolist(), net.CLASSES]))"))
+    spec = image_data.read_spec("run")
+    pixels = image_data.Pictures(ALONE, 24, spec).pixels(images)
+    cfg = mf.Config(**read_json("run/config.json")["settings"])
+    network = mf.extract(weights_of("run"), mf.parse_arch(cfg.arch, cfg), cfg).eval()
+    close(torch.tensor(result[0]), pixels)
+    close(torch.tensor(result[1]), network({"images": pixels}))
+    assert result[2] == spec["classes"] == ['a "dog"', "cat"]
+
+
+def test_an_exported_translator_gives_our_greedy_translations(ready, works, monkeypatch, capsys):
+    """An empty line, and one that is cut, too."""
+    arch = text_arch("softmax", "linear")._replace(decoder_types=("softmax", "linear"))
+    works(f"mformer --train --task wmt14 --train_text {{pairs}}/train --vocab_size 120 --batch 64 "
+          f"--length 40 --lr 0.01 --steps 80 --device cpu --out run --arch '{mf.arch_text(arch)}'")
+    works("mformer --export new/net.py --init run")
+    lines = Path(f"{ready['pairs']}/train.en").read_text().split("\n")[:9]
+    lines += ["", " ".join(lines)]
+    write("lines.en", "\n".join(lines) + "\n")
+    result = in_a_fresh_process("new", (
+        "import sentencepiece\n"
+        "pieces = sentencepiece.SentencePieceProcessor(model_file='spiece.model')\n"
+        f"print(json.dumps(net.translate(network, pieces, {lines!r})))"))
+    works("mformer --predict lines.en --init run --beam 1 --device cpu --out answers")
+    expected = Path("answers/translations.de").read_text().split("\n")[:-1]
+    assert result == expected and len({*result}) > 3
+    for path in ("new/net.py", "new"):
+        assert call(f"mformer --export {path} --init run", monkeypatch) == 2
+    printed = capsys.readouterr().err
+    assert "new/net.py exists already" in printed and "ends in .py" in printed
 
 
 @pytest.mark.parametrize("task, preset, name, printed", [
