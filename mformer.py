@@ -1297,6 +1297,21 @@ def evaluate_network(model, data, cfg, ranks, arch=None):
     return {"loss": loss if math.isfinite(loss) else WORST}
 
 
+@torch.no_grad()
+def held_out_scores(model, data, cfg, ranks, arch=None):
+    """The accuracy on held-out images next to two baselines, or {} without images. arch: as in
+    train_step."""
+    if cfg.task != "cifar10" or not data.num_held_out:
+        return {}
+    model.eval()
+    right = torch.zeros(1, device=ranks.device)
+    for batch in data.held_batches()[ranks.rank::ranks.size]:
+        with autocast(cfg.dtype, ranks.device):
+            right += (model(batch, arch).argmax(1) == batch["labels"]).sum()
+    accuracy = total_over(ranks, right).item() / data.num_held_out
+    return {"accuracy": accuracy, **on_main(ranks, data.baselines)}
+
+
 # Predictions
 
 
@@ -2135,7 +2150,10 @@ def search(cfg, command):
             space = space_of(cfg)
             on_main(ranks, check_limit, space, cfg, run)
             supernet = start_model(source, widest(space), data, cfg, run, space)
-            run.finish(find_architecture(supernet, space, data, cfg, run))
+            result = find_architecture(supernet, space, data, cfg, run)
+            arch = parse_arch(result["arch"], cfg)
+            scores = held_out_scores(supernet, data, cfg, ranks, arch)
+            run.finish({**result, "held_out": scores})
         print_best(run, cfg)
 
 
@@ -2191,7 +2209,9 @@ def train(cfg, command):
             loss = None
             if data.num_held_out:
                 loss = evaluate_network(model, data, cfg, ranks)["loss"]
-            run.finish({"arch": cfg.arch, "held_out_loss": loss, "lowest": lowest})
+            scores = held_out_scores(model, data, cfg, ranks)
+            run.finish({
+                "arch": cfg.arch, "held_out_loss": loss, "lowest": lowest, "held_out": scores})
         print_scores(run, cfg)
 
 
@@ -2216,6 +2236,9 @@ def evaluate(cfg, command):
         model = cast(extract(source.weights, arch, cfg), cfg, ranks.device)
         predictions = predict_examples(model, examples, data, cfg, ranks)
         scores = score_predictions(predictions, references, cfg)
+        if cfg.task == "cifar10":
+            scores["pixel_baseline"] = on_main(
+                ranks, data.test_baseline, flag, path, examples, references)
         scores["latency"] = on_main(ranks, measure_latency, arch, cfg, ranks.device)
         print_evaluation(scores, len(examples), cfg, ranks)
         if cfg.out:  # not in a dry run
@@ -2336,6 +2359,7 @@ def print_best(run, cfg):
     print0(ranks, f"best: {result['arch']}\n{loss_text('loss', scores['loss'], cfg)}, latency "
                   f"{latency_text(scores['latency'], cfg, ranks.device)}, limit "
                   f"{latency_text(result['latency_limit'], cfg)}")
+    print_held_out(run, cfg)
     # The training uses the same data and shapes, but not the search's budget.
     data = [field.name for field in dataclasses.fields(Config)
             if cli.group_of(Config, field.name) in ("images", "translation", "model")]
@@ -2371,7 +2395,16 @@ def print_scores(run, cfg):
             print0(ranks, f"the training went on past it (overfitting): use --steps "
                           f"{lowest['step']} --restart, more data, a larger --dropout or a smaller "
                           "network")
+    print_held_out(run, cfg)
     run.print_next(cfg, "checkpoint.pt", *next_action(cfg), "--init", run.folder)
+
+
+def print_held_out(run, cfg):
+    """Print the held-out accuracy of a finished search (of its sub-net) or training."""
+    scores = run.result["held_out"]
+    if scores:
+        print0(run.ranks, f"held out: {score_text(scores)}")
+        print_hint(scores, cfg, run.ranks)
 
 
 def next_action(cfg):
@@ -2390,22 +2423,36 @@ def print_evaluation(scores, number, cfg, ranks):
     """Print the scores and the latency of an evaluation on `number` examples."""
     print0(ranks, f"{score_text(scores)} on {number} test examples, "
                   f"latency {latency_text(scores['latency'], cfg, ranks.device)}")
-    if is_near_baseline(scores) and not cfg.dry_run:
-        print0(ranks, "near the majority baseline: the network has learned little; raise --steps "
-                      "of --train, or give more images")
+    print_hint(scores, cfg, ranks)
 
 
 def score_text(scores):
     """The scores of an evaluation as words."""
     if "bleu" in scores:
         return f"bleu {scores['bleu']:.2f}"
-    return (f"accuracy {scores['accuracy']:.2%} (majority baseline "
-            f"{scores['majority_baseline']:.2%})")
+    text = f"accuracy {scores['accuracy']:.2%} (majority baseline {scores['majority_baseline']:.2%}"
+    if scores["pixel_baseline"] is not None:
+        text += f", linear classifier on pixels {scores['pixel_baseline']:.2%}"
+    return f"{text})"
 
 
-def is_near_baseline(scores):
-    """Whether an accuracy is near the majority baseline."""
-    return "accuracy" in scores and scores["accuracy"] < scores["majority_baseline"] + NEAR
+def print_hint(scores, cfg, ranks):
+    """Print what helps if an accuracy is not above its baselines."""
+    baseline = baseline_not_beaten(scores)
+    if baseline and not cfg.dry_run:
+        print0(ranks, f"{baseline}: the network has learned little; raise --steps of --train, or "
+                      "give more images")
+
+
+def baseline_not_beaten(scores):
+    """How an accuracy compares with a baseline that it does not beat, else ""."""
+    if "accuracy" not in scores:
+        return ""
+    if scores["accuracy"] < scores["majority_baseline"] + NEAR:
+        return "near the majority baseline"
+    if scores["accuracy"] <= (scores["pixel_baseline"] or 0):
+        return "not above a linear classifier on pixels"
+    return ""
 
 
 # Command line

@@ -24,6 +24,7 @@ from common.cli import UserError, listed
 from common.launch import generator_of, on_main, send
 from common.files import existing, read_json, write_json
 from common.tasks import sorted_labels
+from data.pixel_baseline import pixel_baseline
 
 LAYOUT = ("np.savez writes it, with images, uint8 (n, h, h, 3) or (n, h, h), and labels (n,), "
           "integers or words: data/README.md")
@@ -231,6 +232,18 @@ class Pictures:
         class_numbers(labels, self.classes, path)  # UserError for an unknown one
         return images, labels.astype(str).tolist()
 
+    def test_baseline(self, flag, folder, images, names):
+        """The accuracy on test images of a linear classifier of the training images in the same
+        folder, or None without any there."""
+        if flag == "images" and not Path(folder, "train.npz").exists():
+            return None
+        if flag == "cifar10" and not [*Path(folder).glob("data_batch_*.bin")]:
+            return None
+        training, labels, classes = read_training(flag, folder)
+        number = {name: index for index, name in enumerate(classes)}
+        wanted = torch.tensor([number.get(name, -1) for name in names])
+        return pixel_baseline(training, labels, images, wanted)
+
 
 class TrainingPictures(Pictures):
     """The training images of a data flag: bytes on the device, `held_out` of them for validation
@@ -280,6 +293,15 @@ class TrainingPictures(Pictures):
         images = augment(
             self.images[chosen], self.image, self.augmentation, self.spec, generator)
         return {"images": images, "labels": self.labels[chosen]}
+
+    def baselines(self):
+        """The accuracies on the held-out images of the commonest class and of a linear classifier
+        of the training images."""
+        images, labels = self.held
+        return {
+            "majority_baseline": (labels == labels.mode()[0]).double().mean().item(),
+            "pixel_baseline": pixel_baseline(self.images.cpu(), self.labels.cpu(), images, labels),
+        }
 
     @functools.cache
     def held_batches(self):

@@ -628,13 +628,37 @@ def test_the_run_folder_is_named_by_the_data(settings, name):
     assert cfg.out == f"runs/mformer-search-{name}-base"
 
 
-@pytest.mark.parametrize("scores, near", [
-    (dict(accuracy=0.51, majority_baseline=0.5), True),
-    (dict(accuracy=0.53, majority_baseline=0.5), False),
-    (dict(bleu=0.0), False),
+@pytest.mark.parametrize("scores, words", [
+    (dict(accuracy=0.51, majority_baseline=0.5, pixel_baseline=0.4), "near the majority baseline"),
+    (dict(accuracy=0.53, majority_baseline=0.5, pixel_baseline=0.6), "not above a linear"),
+    (dict(accuracy=0.53, majority_baseline=0.5, pixel_baseline=0.5), ""),
+    (dict(accuracy=0.53, majority_baseline=0.5, pixel_baseline=None), ""),
+    (dict(bleu=0.0), ""),
 ])
-def test_an_accuracy_near_the_majority_is_told(scores, near):
-    assert mf.is_near_baseline(scores) == near
+def test_an_accuracy_that_does_not_beat_a_baseline_is_told(scores, words):
+    assert mf.baseline_not_beaten(scores).startswith(words)
+    assert bool(mf.baseline_not_beaten(scores)) == bool(words)
+
+
+def test_images_are_scored_next_to_a_linear_classifier(works, capsys):
+    """By a training, a search and an evaluation. The brightness of an image is its class."""
+    labels = np.arange(60) % 3
+    noise = np.random.default_rng(0).integers(0, 40, (60, 20, 20))
+    for split in ("train", "test"):
+        path = write(f"one/{split}.npz", "")
+        np.savez(path, images=(noise + 80 * labels[:, None, None]).astype(np.uint8), labels=labels)
+    same = "--images one --patch 10 --batch 4 --accumulate 2 --held_out 12 --device cpu --lr 1e-9"
+    for command in (
+            f"--train {same} --steps 2 --arch 'layers=1 hidden=16 ffn=16 heads=2 types=linear'",
+            f"--search {same} --steps 2 --samples 20 --generations 1 --cost flops --finalists 1",
+            "--evaluate --init runs/mformer-train-images-demo --device cpu"):
+        works(f"mformer {command}")
+        printed = capsys.readouterr().out
+        assert ", linear classifier on pixels 100.00%)" in printed
+        assert "the network has learned little; raise --steps" in printed
+    Path("one/train.npz").unlink()
+    works("mformer --evaluate --init runs/mformer-train-images-demo --device cpu")
+    assert "linear" not in capsys.readouterr().out
 
 
 def test_images_of_ones_own(works):
