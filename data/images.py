@@ -149,8 +149,10 @@ def read_training(flag, folder):
     return images, class_numbers(labels, classes, path), classes
 
 
-def count_images(folder):
-    """The number of training images of --images."""
+def count_images(flag, folder):
+    """The number of training images of a data flag."""
+    if flag == "cifar10":
+        return sum(path.stat().st_size for path in find_batches(folder, "train")) // RECORD
     return len(read_array(Path(folder, "train.npz"), "labels"))
 
 

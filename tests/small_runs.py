@@ -71,6 +71,7 @@ TUNED = f"albert --finetune CoLA --init {{albert}} --glue {{glue}} {ONE}"
 RUNS = {
     name: f"{command} {STEPS.get(name, '--steps')} 6 --save_every 2 --accumulate 2"
     for name, command in TRAINED.items()}
+RUNS["mformer lowest"] = f"{RUNS['mformer']} --weights lowest"
 RUNS["tuned"] = f"{TUNED} --finetune_dropout 0.1 --finetune_epochs 6 --eval_every 2"
 for name, words in SEARCHES.items():
     RUNS[f"{name} search"] = f"{name} --search {words} --save_every 2 --device cpu"

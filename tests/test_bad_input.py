@@ -175,6 +175,8 @@ TABLE = [
     ("mformer --train --task wmt14 --arch mformer --cifar10 {cifar10}", "--cifar10 & --task cifar10"),
     ("mformer --train --arch mformer --layers 2", "--layers & --search"),
     (f"mformer --train --arch {ARCH}", "--task wmt14 fits it"),
+    ("mformer --train --arch cosformer* --cifar10 {cifar10} --held_out 0 --weights lowest",
+     "--held_out 0: & --weights lowest needs examples"),
     ("mformer --train", "--arch is missing"),
     (f"mformer --search {SEARCHES['mformer']} --layers 1 --ffn 16", "the rankers need 20"),
     (f"mformer --search {SEARCHES['mformer']} --latency_limit 1e-6",

@@ -655,7 +655,7 @@ def test_images_are_scored_next_to_a_linear_classifier(works, capsys):
         works(f"mformer {command}")
         printed = capsys.readouterr().out
         assert ", linear classifier on pixels 100.00%)" in printed
-        assert "the network has learned little; raise --steps" in printed
+        assert "; raise --steps of --train" in printed
     Path("one/train.npz").unlink()
     works("mformer --evaluate --init runs/mformer-train-images-demo --device cpu")
     assert "linear" not in capsys.readouterr().out
@@ -761,20 +761,22 @@ def test_a_network_of_the_paper_is_named_where_the_preset_is_small(
     assert printed in output and bool(printed) == bool(output)
 
 
-@pytest.mark.parametrize("data", [["images"], ["train_text"], ["train_text", "valid_text"]])
+@pytest.mark.parametrize("data", [
+    ["images"], ["cifar10"], ["train_text"], ["train_text", "valid_text"]])
 @pytest.mark.parametrize("examples, flags, held_out", [
     (450, {}, 45),
     (5, {}, 1),
     (4000, {}, 250),
     (450, {"held_out": 200}, None),
 ])
-def test_at_most_a_tenth_of_own_data_is_held_out(data, examples, flags, held_out):
+def test_at_most_a_tenth_is_held_out(data, examples, flags, held_out):
     """A search of the demo preset holds out 250. A given --held_out is used unchanged."""
     labels = np.arange(examples) % 2
     np.savez("train.npz", images=np.zeros((examples, 2, 2), np.uint8), labels=labels)
+    write("data_batch_1.bin", bytes(image_data.RECORD * examples))
     for ending in ("en", "de"):
         write(f"train.{ending}", "a\n" * examples)
-    own = data == ["images"]
+    own = data[0] in ("images", "cifar10")
     paths = dict.fromkeys(data, "." if own else "train")
     cfg = mf.Config(task="cifar10" if own else "wmt14", patch=2, **paths, **{
         "held_out": 250, **flags})
@@ -783,15 +785,26 @@ def test_at_most_a_tenth_of_own_data_is_held_out(data, examples, flags, held_out
     assert settings.get("held_out") == capped
 
 
-@pytest.mark.parametrize("losses, final, words", [
-    ([4.8, 4.71, 5.0, 6.0], 6.11, "went on past it (overfitting): use --steps 20 --restart"),
-    ([4.8, 4.71, 4.75, 4.74], 4.72, ""),
+AVERAGE = "kept: the average of the last 4 saves (--weights)\n"
+
+
+@pytest.mark.parametrize("weights, losses, final, words", [
+    ("auto", [4.8, 4.71, 5.0, 6.0], 5.8, [AVERAGE, "rose to 6.0000", "--weights lowest --restart"]),
+    ("auto", [4.8, 4.71, 4.75, 4.74], 4.72, [AVERAGE]),
+    ("lowest", [4.8, 4.71, 5.0, 6.0], 4.71, ["kept: these weights", "rose to 6.0", "use more data"]),
 ])
 def test_the_step_of_the_lowest_held_out_loss_is_reported_and_logged(
-        losses, final, words, works, monkeypatch, capsys):
-    """After a stop and a second command too. The last checkpoint is not called the best."""
+        weights, losses, final, words, works, monkeypatch, capsys):
+    """After a stop and a second command too. The kept weights are the average, or those of the
+    lowest loss."""
     evaluations = iter([*losses, final])
-    monkeypatch.setattr(mf, "evaluate_network", lambda *_: {"loss": next(evaluations)})
+    states = []
+
+    def evaluate(model, *_):
+        states.append(copy.deepcopy(model.state_dict()))
+        return {"loss": next(evaluations)}
+
+    monkeypatch.setattr(mf, "evaluate_network", evaluate)
     save = Loop._save
 
     def save_and_stop(loop, step, names):
@@ -799,7 +812,7 @@ def test_the_step_of_the_lowest_held_out_loss_is_reported_and_logged(
         if step == 30:
             raise Stop
 
-    command = f"{TRAINED['mformer']} --steps 40 --save_every 10 --out run"
+    command = f"{TRAINED['mformer']} --steps 40 --save_every 10 --weights {weights} --out run"
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "_save", save_and_stop)
         with pytest.raises(AssertionError):  # status 143
@@ -808,11 +821,33 @@ def test_the_step_of_the_lowest_held_out_loss_is_reported_and_logged(
     printed = capsys.readouterr().out
     assert f"held-out loss {final:.4f}" in printed
     assert "lowest held-out loss 4.7100, after step 20 of 40\n" in printed
-    assert (words in printed) if words else ("overfitting" not in printed)
-    assert "best" not in printed and "result: run/checkpoint.pt" in printed
+    assert all(each in printed for each in words)
+    assert ("overfitting" in printed) == (len(words) > 1)
+    assert "result: run/checkpoint.pt" in printed
     lines = [line for line in read_jsonl("run/log.jsonl") if "dev_loss" in line]
     assert [line["dev_lowest_step"] for line in lines] == [10, 20, 20, 20]
     assert read_json("run/done.json")["lowest"] == {"loss": 4.71, "step": 20}
+    for name, value in weights_of("run").items():
+        assert torch.equal(value, states[1][name]) == (weights == "lowest")
+    assert "weights" not in load_file("run/checkpoint.pt")["state"]
+
+
+@pytest.mark.parametrize("task, held_out, weights, lowest", [
+    ("cifar10", 9, "auto", True),
+    ("cifar10", 0, "auto", False),
+    ("cifar10", 9, "average", False),
+    ("wmt14", 9, "auto", False),
+    ("wmt14", 9, "lowest", True),
+])
+def test_the_paper_prescribes_the_average_for_translation(task, held_out, weights, lowest):
+    data = SimpleNamespace(num_held_out=held_out)
+    assert mf.ends_lowest(data, mf.Config(task=task, weights=weights)) == lowest
+
+
+@pytest.mark.parametrize("steps, save_every, expected", [
+    (40, 10, [40, 30, 20, 10]), (7, 2, [7, 5, 3, 1]), (400, 4, [*range(400, 0, -20)])])
+def test_a_training_is_evaluated_at_most_twenty_times(steps, save_every, expected):
+    assert [*mf.evaluation_steps(mf.Config(steps=steps, save_every=save_every))] == expected
 
 
 def test_a_training_ends_with_the_average_of_the_last_saves(works, monkeypatch):

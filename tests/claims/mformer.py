@@ -58,7 +58,7 @@ def make_stripes(folder):
     return folder.resolve()
 
 
-MIXTURE = "--preset small --cost flops --batch 32 --steps 1600 --augment 1 0 0".split()
+MIXTURE = "--preset small --cost flops --batch 32 --steps 1600 --augment 1 0 0 --held_out 0".split()
 SPACE = "--layers 3 --hidden 64 --ffn 64 96 128 --heads 4 --latency_limit 0.016".split()
 DATA = ("stripes", "demo images")
 
