@@ -1,7 +1,9 @@
 """Speed, measured.  python tests/bench.py PART [--small]
 
 peers     training steps beside transformers
-gpu       the first ten minutes on a card: every action, then each training at the paper's size
+gpu       twelve minutes on a card: every action, then each training at the paper's size, and a
+          table of speed, share of the card's peak and memory. Its shares were not measured on a
+          card yet: the code ran on a simulated one
 
 Compare ratios: ours and theirs alternate, after one turn to warm up. Seconds are wall clock.
 """
@@ -9,6 +11,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import json
 import shlex
 import signal
 import statistics
@@ -26,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import albert
 import autobert_zero
-from common.launch import SIGTERM, Ranks, prepare_model
+from common.launch import CARDS, SIGTERM, UTILIZATION, Ranks, prepare_model
 from data.prepare import make_demo
 
 CPU = torch.device("cpu")
@@ -168,27 +171,63 @@ autobert_zero.py --pretrain --vocab_size 2000 --out {to}/2
 autobert_zero.py --finetune SST-2 --init {to}/2 --out {to}/3
 autotinybert.py --superplm --vocab_size 2000 --out {to}/4
 mformer.py --train --arch mformer --out {to}/5
-mformer.py --task wmt14 --train --arch mformer --vocab_size 2000 --out {to}/6
+mformer.py --train --task wmt14 --arch mformer --vocab_size 2000 --out {to}/6
 """  # at --preset base, except for the vocabulary: the demo text is small
 
 
+PEAKS = CARDS | {"H200": 989e12, "L40S": 362e12, "RTX 4090": 165e12}  # dense bfloat16, FLOP/s
+MINUTES = 12  # of bench.py gpu
+SHORTEST = 20  # seconds of a training, also if the ones before took too long
+
+
 def quietly(command):
-    """Run a command of a paper file without its output. SIGTERM may end it early."""
+    """The output of a command of a paper file. SIGTERM may end it early."""
     file, *words = shlex.split(command)
     SIGTERM.clear()
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         importlib.import_module(file.removesuffix(".py")).main(words)
+    return output.getvalue()
+
+
+def step_flops(command):
+    """FLOPs of a step of a pre-training, from the days that --describe counts for a million steps.
+    None for a fine-tuning, which it does not count."""
+    file, action, *words = shlex.split(command)
+    if action == "--finetune":
+        return None
+    end = words.index("--out")
+    words = [file, "--describe", *words[:end], *words[end + 2:], "--steps", "1000000"]
+    days = json.loads(quietly(shlex.join(words)))["days"]["H100"]
+    return days * 86400 * CARDS["H100"] * UTILIZATION / 1e6
+
+
+def peak_of_card(width):
+    """(FLOP/s of bfloat16 products, where the number is from). A card that is not in PEAKS does a
+    product of matrices of this width."""
+    name = torch.cuda.get_device_name()
+    for card, peak in PEAKS.items():
+        if card in name:
+            return peak, f"data sheet of the {card}"
+    one = torch.ones(width, width, device="cuda", dtype=torch.bfloat16)
+
+    def multiply(times=20):
+        for _ in range(times):
+            one @ one
+        torch.cuda.synchronize()
+    multiply()  # warm up
+    return 20 * 2 * width ** 3 / timeit(multiply, number=1), "measured, a product of matrices"
 
 
 def train_on_card(command, seconds):
-    """Steps 3 to 6 report where the host waits for the card (only in lines of the log). After
-    `seconds`, SIGTERM makes the run save and end."""
+    """(steps per second, peak memory in GB, lines where the host waits for the card in steps 3 to
+    6: only the log may). After `seconds`, SIGTERM makes the run save and end."""
+    began = time.perf_counter()
     times = []
 
     def watch(*_):
         times.append(time.perf_counter())
         torch.cuda.set_sync_debug_mode("warn" if 3 <= len(times) < 6 else "default")
-        if len(times) > 6 and times[-1] - times[0] > seconds:
+        if len(times) > 6 and times[-1] - began > seconds:
             signal.raise_signal(signal.SIGTERM)
     torch.cuda.reset_peak_memory_stats()
     hook = register_optimizer_step_post_hook(watch)
@@ -203,25 +242,43 @@ def train_on_card(command, seconds):
         f"{Path(each.filename).name}:{each.lineno}" for each in caught
         if "synchroniz" in str(each.message)}
     speed = (len(times) - 4) / (times[-1] - times[3])
-    peak = torch.cuda.max_memory_allocated() / 1e9
-    return f"{speed:.3g} steps a second, {peak:.3g} GB, waits at {sorted(waits)}"
+    return speed, torch.cuda.max_memory_allocated() / 1e9, sorted(waits)
+
+
+def table_row(command, speed, flops, peak, memory):
+    """A training's row of the table. flops: of a step, or None."""
+    file, action, *words = shlex.split(command)
+    phase = " ".join([action.removeprefix("--"), *({*words} & {"SST-2", "wmt14"})])
+    share = f"{flops * speed / peak:.1%}" if flops else "-"
+    return f"| {file} | {phase} | {speed:.3g} | {share} | {memory:.3g} |"
 
 
 def gpu(own):
-    """Two steps of every action, then each training at the paper's size. The first failure ends it.
-    Compare with --describe of the same command."""
+    """Two steps of every action, then each training at the paper's size. The first failure ends
+    it."""
     if not torch.cuda.is_available():
         sys.exit("bench.py gpu: torch sees no CUDA device on this machine")
+    end = time.perf_counter() + 60 * own.minutes
     demo = ROOT / "data" / "demo"
     make_demo(demo)
     to = tempfile.mkdtemp()
     print(torch.cuda.get_device_name(), torch.__version__, to)
     for line in DRY.strip().split("\n"):
         print(line, flush=True)
-        quietly(filled(f"{line} -_run", to=to, demo=demo))
-    for line in TRAININGS.strip().split("\n"):
+        quietly(filled(f"{line} --dry_run", to=to, demo=demo))
+    peak, source = peak_of_card(256 if own.small else 8192)
+    lines = TRAININGS.strip().split("\n")
+    rows = []
+    for left, line in zip(range(len(lines), 0, -1), lines):
         command = filled(f"{line} --preset {'demo' if own.small else 'base'}", to=to)
-        print(line, train_on_card(command, own.seconds), sep="\n  ", flush=True)
+        seconds = max(SHORTEST, (end - time.perf_counter()) / left)
+        flops = step_flops(command)
+        speed, memory, waits = train_on_card(command, seconds)
+        rows.append(table_row(command, speed, flops, peak, memory))
+        print(line, f"waits at {waits}", sep="\n  ", flush=True)
+    print(f"\n{torch.cuda.get_device_name()}, peak {peak / 1e12:.4g} TFLOP/s ({source})\n",
+          "| file | phase | steps per second | share of the peak | peak memory, GB |",
+          "|---|---|---|---|---|", *rows, sep="\n")
 
 
 def main(argv):
@@ -231,7 +288,7 @@ def main(argv):
     parser.add_argument("--small", action="store_true", help="the smallest sizes, or demo sizes")
     parser.add_argument("--rounds", type=int, default=6, help="of peers")
     parser.add_argument("--threads", type=int, default=2, help="of peers")
-    parser.add_argument("--seconds", type=float, default=30, help="of each training on a GPU")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of gpu, all in all")
     own = parser.parse_args(argv)
     return {"peers": peers, "gpu": gpu}[own.part](own)
 
