@@ -1,19 +1,23 @@
 """The commands of README.md, data/README.md and MANUAL.md run once (pytest --slow), with small
 files in the official layouts as paths, and paper files with --dry_run. The last of two equal flags
 applies: SMALL makes networks small. torchrun lines run as one process. test_prepare.py tests
-downloads."""
+downloads. Commands with a time next to them run as they are, and their times are compared."""
 import importlib
 import re
 import shlex
 import shutil
+import subprocess
+import sys
+import time
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from small_runs import call, write
-from test_readme import PAGES, PAPERS, arguments, commands_of
+from test_readme import BLOCK, PAGES, PAPERS, arguments, commands_of
 
 from common import cli
 from data.images import load_cifar10
@@ -176,3 +180,42 @@ LINES = [line for page in PAGES[:3] for line in commands_of(page) if RUN.search(
 @pytest.mark.parametrize("line", dict.fromkeys(LINES), ids=str)
 def test_commands_run(line, run):
     run(line)
+
+
+UNITS = {"second": 1, "minute": 60, "hour": 3600}
+TIMED = re.compile(
+    r"^((?:python|torchrun|pytest)\b.*?) +#.*?\b(\d+)(?: to (\d+))? (second|minute|hour)s?\b", re.M)
+STARTS = {
+    "python": [sys.executable],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+    "pytest": [sys.executable, "-m", "pytest"],
+}
+
+
+def timed_commands(text):
+    """(command, shortest and longest seconds) of the commands in a page's code blocks that have a
+    time in their comment, except on files that a user has to bring."""
+    blocks = re.sub(r"\s*\\\n\s*", " ", "\n".join(BLOCK.findall(text)))
+    for line, low, high, unit in TIMED.findall(blocks):
+        if not re.search(r"\b(path/to|my)/", line):
+            yield line.strip(), UNITS[unit] * int(low), UNITS[unit] * int(high or low)
+
+
+def test_times_are_read_from_comments():
+    page = ("```bash\npytest    # 2 to 4 minutes\npython a.py \\\n    --b   # data, 10 seconds\n"
+            "python c.py  # on GPUs\npython d.py --e my/f  # 1 hour\n```\n")
+    assert [*timed_commands(page)] == [("pytest", 120, 240), ("python a.py --b", 10, 10)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line, low, high", [
+    each for page in PAGES[:3] for each in timed_commands(page.read_text(encoding="utf-8"))])
+def test_a_command_takes_the_time_that_the_page_gives(line, low, high, tmp_path):
+    """Within a factor of three, in a copy of the repository without data and runs."""
+    checkout = tmp_path / "checkout"
+    left_out = shutil.ignore_patterns(".git", "demo", "cache", "runs", "__pycache__")
+    shutil.copytree(ROOT, checkout, ignore=left_out)
+    program, *words = shlex.split(line)
+    began = time.monotonic()
+    subprocess.run([*STARTS[program], *words], cwd=checkout, check=True)
+    assert low / 3 <= time.monotonic() - began <= 3 * high
