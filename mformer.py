@@ -2470,7 +2470,7 @@ def print_hint(scores, cfg, ranks):
     """Print what helps if an accuracy is not above its baselines."""
     baseline = baseline_not_beaten(scores)
     if baseline and not cfg.dry_run:
-        print0(ranks, f"{baseline}; raise --steps of --train, or give more images")
+        print0(ranks, f"{baseline}; raise --steps of the training, or give more images")
 
 
 def baseline_not_beaten(scores):

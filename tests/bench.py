@@ -160,9 +160,11 @@ autotinybert.py --export {to}/tiny-hf --init {to}/tiny-text
 mformer.py --search --out {to}/images
 mformer.py --train --arch {to}/images/best.json --out {to}/images-net
 mformer.py --evaluate --init {to}/images-net --out {to}/images-score
+mformer.py --export {to}/images.py --init {to}/images-net
 mformer.py --task wmt14 --search --out {to}/texts
 mformer.py --task wmt14 --train --arch {to}/texts/best.json --out {to}/texts-net
 mformer.py --task wmt14 --evaluate --init {to}/texts-net --out {to}/texts-score
+mformer.py --export {to}/texts-code/net.py --init {to}/texts-net
 """
 TRAININGS = """
 albert.py --pretrain --batch 512 --accumulate 8 --vocab_size 2000 --out {to}/0

@@ -655,7 +655,7 @@ def test_images_are_scored_next_to_a_linear_classifier(works, capsys):
         works(f"mformer {command}")
         printed = capsys.readouterr().out
         assert ", linear classifier on pixels 100.00%)" in printed
-        assert "; raise --steps of --train" in printed
+        assert "; raise --steps of the training" in printed
     Path("one/train.npz").unlink()
     works("mformer --evaluate --init runs/mformer-train-images-demo --device cpu")
     assert "linear" not in capsys.readouterr().out
@@ -791,7 +791,7 @@ AVERAGE = "kept: the average of the last 4 saves (--weights)\n"
 @pytest.mark.parametrize("weights, losses, final, words", [
     ("auto", [4.8, 4.71, 5.0, 6.0], 5.8, [AVERAGE, "rose to 6.0000", "--weights lowest --restart"]),
     ("auto", [4.8, 4.71, 4.75, 4.74], 4.72, [AVERAGE]),
-    ("lowest", [4.8, 4.71, 5.0, 6.0], 4.71, ["kept: these weights", "rose to 6.0", "use more data"]),
+    ("lowest", [4.8, 4.71, 5.0, 6.0], 4.71, ["kept: these weights", "rose to 6", "use more data"]),
 ])
 def test_the_step_of_the_lowest_held_out_loss_is_reported_and_logged(
         weights, losses, final, words, works, monkeypatch, capsys):

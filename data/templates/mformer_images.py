@@ -1,5 +1,5 @@
-# The template of the file that `python mformer.py --export FILE.py` writes for images. It is read as
-# text and never imported. data/mformer_code.py replaces each mark FILL_*, and drops these lines.
+# The template of the file that `python mformer.py --export FILE.py` writes for images. It is read
+# as text and never imported. data/mformer_code.py replaces each mark FILL_*, and drops these lines.
 """A classifier of images (mFormer, arXiv:2207.13955), in plain PyTorch.
 
     network = load("FILL_weights").eval()
