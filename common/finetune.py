@@ -554,15 +554,19 @@ def score_hint(entry):
     near = NEAR if entry["headline"] in CORRELATIONS else 0
     if entry.get("constant"):
         return "all labels of dev are equal, so its score shows nothing; add other labels to dev"
-    if entry["median"] > entry["majority_baseline"] + near:
+    baselines = {"the majority baseline": entry["majority_baseline"] + near}
+    if entry.get("words_baseline"):
+        baselines["a bag of words"] = entry["words_baseline"]["main"]
+    above = [name for name, score in baselines.items() if entry["median"] <= score]
+    if not above:
         return ""
-    return ("no better than the majority baseline; start from a released model (--init), raise "
+    return (f"no better than {' and '.join(above)}; start from a released model (--init), raise "
             "--finetune_epochs, or pre-train longer")
 
 
 def print_summary(run, cfg):
-    """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and
-    their means."""
+    """Print the scores of a finished fine-tuning in percent, next to their baselines, and their
+    means."""
     result = run.result
     kept = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
     for name, entry in result["tasks"].items():
@@ -571,6 +575,8 @@ def print_summary(run, cfg):
             if key != "main" and "thresh" not in key}
         line = f"{shown_name(name, cfg):14} {percent(scores)}"
         line += f"; majority baseline {100 * entry['majority_baseline']:.2f}"
+        if words := entry.get("words_baseline"):
+            line += f", bag of words {100 * words['main']:.2f} ({words['examples']:,} examples)"
         if entry["n"] > 1:
             kind = "median" if entry["n"] % 2 else "lower median"
             line += f"; {kind} of {entry['n']}, mean {100 * entry['mean']:.2f}"
