@@ -22,6 +22,7 @@ import functools
 import hashlib
 import io
 import math
+import re
 import shutil
 import statistics
 import tempfile
@@ -393,15 +394,22 @@ def keep_answers(command, cfg, write, endings=ENDINGS):
         return first
     with tempfile.TemporaryDirectory() as folder:
         first = write(Path(folder))
-        text = first.read_text(encoding="utf-8")
-    if path.suffix.lower() == ".csv" and first.suffix == ".tsv":
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows(
-            line.split("\t") for line in text.split("\n")[:-1])
-        text = table.getvalue()
+        text = first.read_bytes().decode()
+    ending = path.suffix.lower()
+    if ending == ".csv" and first.suffix == ".tsv":
+        lines = text.split("\n")[:-1]
+        text = folder_task.csv_text(line.split("\t") for line in lines)
+    elif ending == ".tsv" and first.suffix == ".csv":  # has no place for tabs and line ends
+        rows = csv.reader(io.StringIO(text, newline=""))
+        text = "".join("\t".join(map(one_line, row)) + "\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text)
     return path
+
+
+def one_line(text):
+    """A text with spaces for its tabs and line ends."""
+    return re.sub(r"[\t\r\n]+", " ", text)
 
 
 def answer_file(command, cfg, task, outputs):
