@@ -31,7 +31,8 @@ def linear_outputs(train_texts, labels, texts, classes):
            for name, count in frequencies.items()}
     numbers = {name: number for number, name in enumerate(frequencies)}
     inputs = tf_idf(examples, numbers, idf)
-    inputs, transposed = compressed(inputs), compressed(inputs.t())
+    transposed = compressed(inputs.t())
+    inputs = compressed(inputs)
     labels = torch.as_tensor(labels)
     is_value = labels.is_floating_point()
     center = labels.mean() if is_value else 0.0
