@@ -12,7 +12,7 @@ Run:     python albert.py --pretrain --length 16 --objective none --batch 64 --l
          python albert.py --pretrain --init runs/16 --length 128 --steps 2500 --out runs/128
            with sentence order: four more minutes
          python albert.py --finetune MNLI,RTE,MRPC --init runs/128
-           scores, each next to its majority baseline
+           scores, each next to its baselines
          torchrun --nproc_per_node=8 albert.py --pretrain --preset base --accumulate 64 \\
              --corpus TEXTS
            the paper's sizes (Sec. 4.1)
@@ -1116,17 +1116,17 @@ def begin_task(task, source, cfg, number, device):
 
 
 def average_predictions(kind, several):
-    """Sec. 4.9: mean probabilities, or mean values of a regression. For SQuAD the mean probability
-    of each span, and the mean odds of "no answer".
+    """Sec. 4.9: logarithms of mean probabilities, or mean values of a regression. For SQuAD the
+    mean probability of each span, and the mean odds of "no answer".
 
     >>> members = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()
-    >>> [round(value, 2) for value in average_predictions("class", [*members])[0].tolist()]
+    >>> [round(value, 2) for value in average_predictions("class", [*members])[0].exp().tolist()]
     [0.55, 0.45]
     """
     if kind == "value":
         return torch.stack(several).mean(0)
     if kind != "span":
-        return torch.stack(several).softmax(-1).mean(0)
+        return torch.stack(several).softmax(-1).mean(0).log()
     # D25 (ours): a span that a model does not list has probability 0 there. The paper averages
     # spans "that have multiple probabilities": a span of one model alone could beat all others
     result = squad.Predictions({}, {}, {})

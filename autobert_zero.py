@@ -1703,6 +1703,17 @@ def majority_baseline(tasks):
     return {"score": statistics.mean(scores.values()), "scores": scores}
 
 
+def text_baselines(tasks):
+    """{name: {score, scores by task}} of the majority baseline and, if all tasks have one, of a bag
+    of words."""
+    baselines = {"majority": majority_baseline(tasks)}
+    words = {name: task.words_baseline for name, task in tasks.items()}
+    if all(words.values()):
+        scores = {name: each["main"] for name, each in words.items()}
+        baselines["bag of words"] = {"score": statistics.mean(scores.values()), "scores": scores}
+    return baselines
+
+
 def score_to_beat(history, data):
     """The best score so far, or the majority baseline's."""
     return max([majority_baseline(data.tasks)["score"], *(line["score"] for line in history)])
@@ -1966,7 +1977,7 @@ def search_and_train_again(source, run, data, cfg):
         "standard_error": math.hypot(*errors) / len(errors),
         "candidates": len(history),
         "finalists": finalists,
-        "baselines": {**baselines, "majority": majority_baseline(data.tasks)},
+        "baselines": {**baselines, **text_baselines(data.tasks)},
     }
     on_main(run.ranks, write_json, run.folder / "best.json", result)
     if trained_again or cfg.weight_sharing == "biws":  # else no trained weights are kept
@@ -2252,9 +2263,10 @@ def print_best(run, cfg):
                  "another seed of the training can change more")
     if run.command.given <= {"seed", "out", "restart", "device", "cache"}:  # the demo as it is
         lines.append(f"one seed proves nothing; {DEMO_SEEDS}")
-    if best["score"] <= best["baselines"]["majority"]["score"]:
-        lines.append("this does not beat the majority baseline; train candidates for more --steps "
-                     "and --finetune_epochs, or on more --train_examples")
+    for name in ("majority", "bag of words"):
+        if best["score"] <= best["baselines"].get(name, {"score": -math.inf})["score"]:
+            lines.append(f"this does not beat the {name} baseline; train candidates for more "
+                         "--steps and --finetune_epochs, or on more --train_examples")
     lines.append("layers, formulas simplified:")
     for number, layer in enumerate(parse_arch(best["arch"]), 1):
         if not isinstance(layer, int):

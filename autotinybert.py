@@ -1561,7 +1561,9 @@ def choose_best(finalists, results, data, cfg, run):
         raise UserError(f"{run.folder}: all winners diverged; lower --lr{reuse_hint(cfg, run)}")
     # MLM-saved has none, since it is relative to a uniform guess
     majority = {name: task.majority_baseline for name, task in data.tasks.items() if task}
-    return {**best, "baselines": majority, "table": table}
+    words = {name: task.words_baseline["main"] for name, task in data.tasks.items()
+             if task and task.words_baseline}
+    return {**best, "baselines": majority, "words_baselines": words, "table": table}
 
 
 def find_architecture(source, data, cfg, run):
@@ -2141,6 +2143,8 @@ def print_best(run, cfg):
             f"fast as {cfg.reference}: {percent(best['scores'])}")
     if best["baselines"]:
         line += f"; majority baseline {percent(best['baselines'])}"
+    if words := best.get("words_baselines"):
+        line += f"; bag of words {percent(words)}"
     print0(run.ranks, line)
     print0(run.ranks, f"timed: {what_is_timed(cfg)}; --export measures the exported folder, too")
     print0(run.ranks, f"{run.folder / 'pareto.svg'}: all candidates, score against latency")

@@ -22,6 +22,7 @@ import functools
 import hashlib
 import io
 import math
+import re
 import shutil
 import statistics
 import tempfile
@@ -393,15 +394,22 @@ def keep_answers(command, cfg, write, endings=ENDINGS):
         return first
     with tempfile.TemporaryDirectory() as folder:
         first = write(Path(folder))
-        text = first.read_text(encoding="utf-8")
-    if path.suffix.lower() == ".csv" and first.suffix == ".tsv":
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows(
-            line.split("\t") for line in text.split("\n")[:-1])
-        text = table.getvalue()
+        text = first.read_bytes().decode()
+    ending = path.suffix.lower()
+    if ending == ".csv" and first.suffix == ".tsv":
+        lines = text.split("\n")[:-1]
+        text = folder_task.csv_text(line.split("\t") for line in lines)
+    elif ending == ".tsv" and first.suffix == ".csv":  # has no place for tabs and line ends
+        rows = csv.reader(io.StringIO(text, newline=""))
+        text = "".join("\t".join(map(one_line, row)) + "\n" for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text)
     return path
+
+
+def one_line(text):
+    """A text with spaces for its tabs and line ends."""
+    return re.sub(r"[\t\r\n]+", " ", text)
 
 
 def answer_file(command, cfg, task, outputs):
@@ -554,15 +562,19 @@ def score_hint(entry):
     near = NEAR if entry["headline"] in CORRELATIONS else 0
     if entry.get("constant"):
         return "all labels of dev are equal, so its score shows nothing; add other labels to dev"
-    if entry["median"] > entry["majority_baseline"] + near:
+    baselines = {"the majority baseline": entry["majority_baseline"] + near}
+    if entry.get("words_baseline"):
+        baselines["a bag of words"] = entry["words_baseline"]["main"]
+    above = [name for name, score in baselines.items() if entry["median"] <= score]
+    if not above:
         return ""
-    return ("no better than the majority baseline; start from a released model (--init), raise "
+    return (f"no better than {' and '.join(above)}; start from a released model (--init), raise "
             "--finetune_epochs, or pre-train longer")
 
 
 def print_summary(run, cfg):
-    """Print the scores of a finished fine-tuning in percent, next to the majority baseline, and
-    their means."""
+    """Print the scores of a finished fine-tuning in percent, next to their baselines, and their
+    means."""
     result = run.result
     kept = [name for name in result["tasks"] if (run.folder / name / "checkpoint.pt").exists()]
     for name, entry in result["tasks"].items():
@@ -571,6 +583,8 @@ def print_summary(run, cfg):
             if key != "main" and "thresh" not in key}
         line = f"{shown_name(name, cfg):14} {percent(scores)}"
         line += f"; majority baseline {100 * entry['majority_baseline']:.2f}"
+        if words := entry.get("words_baseline"):
+            line += f", bag of words {100 * words['main']:.2f} ({words['examples']:,} examples)"
         if entry["n"] > 1:
             kind = "median" if entry["n"] % 2 else "lower median"
             line += f"; {kind} of {entry['n']}, mean {100 * entry['mean']:.2f}"

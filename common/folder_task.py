@@ -16,11 +16,14 @@ import io
 import re
 import statistics
 import warnings
+from collections import namedtuple
 from pathlib import Path
+
+import torch
 
 from common import glue, tasks
 from common.cli import UserError, listed
-from common.files import read_json, read_text, write_json
+from common.files import read_json, read_text, write_atomic, write_json
 
 SPLITS = ("train", "dev", "test")
 ENDINGS = {".tsv": "\t", ".csv": ","}  # {suffix: separator}
@@ -60,6 +63,10 @@ class OwnSpec(glue.TaskSpec):
             return " (--labels classes makes the numbers classes)"
         numbers = all(map(NUMBER.fullmatch, self.labels))
         return " (--labels numbers makes it a regression)" if numbers else ""
+
+
+# as glue.Example. columns: (name, cell) of each column of the file but the label
+OwnExample = namedtuple("OwnExample", "texts label columns")
 
 
 class FolderName(str):
@@ -167,8 +174,8 @@ def text_columns(path, header, chosen=()):
 
 
 def read_examples(path, task, labelled=True, fix="add such an example to train"):
-    """The glue.Example list of a file, with the columns of an OwnSpec. Ignores other columns.
-    labelled: reads a column "label". fix: for an unknown label."""
+    """The OwnExample list of a file, with the texts in the columns of an OwnSpec. labelled: reads a
+    column "label". fix: for an unknown label."""
     header, lines = read_table(path)
     for name in (*task.text, *[LABEL] * labelled):
         if header.count(name) != 1:
@@ -182,7 +189,8 @@ def read_examples(path, task, labelled=True, fix="add such an example to train")
         if not all(text.strip() for text in texts):
             raise UserError(f"{path}:{number}: an empty text; write one, or leave the line out")
         label = parse_label(row[LABEL], task, f"{path}:{number}", fix) if labelled else None
-        examples.append(glue.Example(texts, label))
+        columns = tuple((name, cell) for name, cell in zip(header, cells) if name != LABEL)
+        examples.append(OwnExample(texts, label, columns))
     return examples
 
 
@@ -302,14 +310,35 @@ def export_head(weights, task):
     return {**weights, **head}, dataclasses.replace(task, mean=0.0, deviation=1.0)
 
 
-def write_predictions(path, task, outputs):
-    """Write the predicted word, or value, of each example. Returns the path."""
+def write_predictions(path, task, examples, outputs):
+    """Write the columns of each of the user's examples, "predicted", and the probability "p(CLASS)"
+    of each class, as .csv. An "_" is added to a name that the user's file has. Returns the path.
+    """
+    names = ["predicted", *[f"p({label})" for label in task.labels]]
+    header = [name for name, _ in examples[0].columns]
+    for name in names:
+        while name in header:
+            name += "_"
+        header.append(name)
+    rows = [header]
     predictions = glue.predictions_of(task, outputs)
-    if task.regression:
-        cells = [f"{value * task.deviation + task.mean:.6g}" for value in predictions]
-    else:
-        cells = [task.labels[number] for number in predictions]
-    return glue.write_cells(path, cells)
+    probabilities = torch.as_tensor(outputs).softmax(-1).tolist()
+    for example, prediction, each in zip(examples, predictions, probabilities, strict=True):
+        if task.regression:
+            cells = [f"{prediction * task.deviation + task.mean:.6g}"]
+        else:
+            cells = [task.labels[prediction], *[f"{value:.6f}" for value in each]]
+        rows.append([cell for _, cell in example.columns] + cells)
+    write_atomic(path, csv_text(rows))
+    return path
+
+
+def csv_text(rows):
+    """The text of a .csv file."""
+    table = io.StringIO(newline="")
+    # Python 3.11 quotes no "\r" that is not in lineterminator
+    csv.writer(table, lineterminator="\r\n").writerows(rows)
+    return table.getvalue().replace("\r\n", "\n")
 
 
 class FolderTask(glue.GlueTask):
@@ -332,4 +361,5 @@ class FolderTask(glue.GlueTask):
         """Write the predictions of dev or test, and the data for --predict. Returns the path."""
         if "train" in self.splits:
             write_spec(folder, self.task)
-        return write_predictions(Path(folder, f"{split}.tsv"), self.task, outputs)
+        path = Path(folder, f"{split}.csv")
+        return write_predictions(path, self.task, self.examples[split], outputs)

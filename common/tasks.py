@@ -11,7 +11,10 @@ from collections import namedtuple
 import numpy as np
 import torch
 
+from common import bag_of_words
+
 POOL = 50  # batches sorted by length together
+WORDS_EXAMPLES = 20_000  # training examples of the baseline of words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +85,27 @@ class Task:
         width = self.outputs * self.splits["dev"].lengths[0].size  # a choice has four inputs
         return torch.eye(width)[:, None].expand(-1, len(self.examples["dev"]), -1)  # (n, width)
 
+    @functools.cached_property
+    def words_baseline(self):
+        """{"main": "main" on dev of a linear model of words, "examples": those that it learns from}
+        of a task with one or two texts. Others have None. Uses up to WORDS_EXAMPLES training
+        examples at even distances."""
+        if self.kind not in ("class", "value"):
+            return None
+        every = math.ceil(len(self.examples["train"]) / WORDS_EXAMPLES)
+        train = self.examples["train"][::every]
+        outputs = bag_of_words.linear_outputs(
+            [example.texts for example in train], [example.label for example in train],
+            [example.texts for example in self.examples["dev"]], self.outputs)
+        return {"main": self.score("dev", outputs)["main"], "examples": len(train)}
+
     def context(self):
         """The context of a printed score: "headline", the name of the main metric,
-        "majority_baseline", "skipped" lines of each split, and a "file" for --predict. Of GLUE also
-        "constant": whether all labels of dev are equal."""
+        "majority_baseline", "words_baseline", "skipped" lines of each split, and a "file" for
+        --predict. Of GLUE also "constant": whether all labels of dev are equal."""
         return {"headline": self.recipe.main, "majority_baseline": self.majority_baseline,
-                "skipped": self.skipped, "file": str(self.file)}
+                "words_baseline": self.words_baseline, "skipped": self.skipped,
+                "file": str(self.file)}
 
     @staticmethod
     def choose(examples, count):

@@ -3,6 +3,8 @@ knows the order only if it scores higher."""
 import torch
 import torch.nn.functional as F
 
+from common.bag_of_words import minimize
+
 
 def first_token_baseline(train, dev, train_size, dev_size, length, short, vocab_size):
     """{"nsp_accuracy", "sop_accuracy"} on the first dev_size sequences of the Corpus dev, learned
@@ -42,18 +44,12 @@ def first_tokens(corpus, size, length, short):
 def logistic_regression(margins, labels, size):
     """Weights (size,) of the margin of an example, margins(weights) (n,), for labels (n,) of 0 and
     1, with the penalty |w|^2 / 2 on the summed loss."""
-    weights = torch.zeros(size, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
-    def closure():
-        optimizer.zero_grad()
-        loss = F.binary_cross_entropy_with_logits(margins(weights), labels, reduction="sum")
-        loss = (loss + weights.square().sum() / 2) / len(labels)
-        loss.backward()
-        return loss
+    def loss(weights):
+        error = F.binary_cross_entropy_with_logits(margins(weights), labels, reduction="sum")
+        return (error + weights.square().sum() / 2) / len(labels)
 
-    optimizer.step(closure)
-    return weights.detach()
+    return minimize(loss, size)
 
 
 def accuracy_of(margins):

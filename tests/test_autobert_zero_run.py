@@ -40,7 +40,7 @@ def test_a_search_writes_history_best_network_and_the_next_command(searched, wor
     best = read_json(searched / "best.json")
     first = max(lines, key=lambda line: line["score"])
     assert best["arch"] == first["arch"]  # the one finalist, scored again
-    assert best["baselines"].keys() == {"BERT", "hybrid", "majority"}
+    assert best["baselines"].keys() == {"BERT", "hybrid", "majority", "bag of words"}
     works(SEARCH, out=searched)  # prints the result again
     command = next_command(capsys.readouterr().out)
     works(f"{command} --steps 2 --batch 2")
@@ -69,15 +69,16 @@ def test_the_network_of_a_search_is_exported_as_it_ended(searched, works):
         assert torch.equal(state[name], saved[name])
 
 
-def test_a_search_that_does_not_beat_the_majority_baseline_says_so(searched, works, capsys):
+@pytest.mark.parametrize("name", ["majority", "bag of words"])
+def test_a_search_that_does_not_beat_a_baseline_says_so(name, searched, works, capsys):
     shutil.copytree(searched, "run")
     result = read_json("run/done.json")
     for score, said in ((0.0, False), (1.0, True)):
-        result["baselines"]["majority"]["score"] = score
-        result["score"] = 0.5
+        result["baselines"][name]["score"] = score
+        result["score"] = 0.9
         write("run/done.json", result)
         works(SEARCH, out="run")
-        assert ("does not beat the majority baseline" in capsys.readouterr().out) == said
+        assert (f"does not beat the {name} baseline" in capsys.readouterr().out) == said
 
 
 def test_the_plan_is_of_the_slowest_process(monkeypatch, capsys):

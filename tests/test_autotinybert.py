@@ -515,6 +515,20 @@ def test_the_history_has_the_result_of_each_candidate(whole):
         assert line.items() >= result.items()
 
 
+def test_the_result_has_both_baselines_of_a_task(whole, capsys):
+    """Masked words have none. A result of an earlier version has one."""
+    best = read_json(whole / "best.json")
+    assert best["baselines"].keys() == best["words_baselines"].keys() == {"reviews"}
+    run = types.SimpleNamespace(
+        ranks=ALONE, folder=whole, result=best, print_next=lambda *words: None)
+    for said in (True, False):
+        atb.print_best(run, TINY)
+        printed = capsys.readouterr().out
+        assert "majority baseline reviews" in printed
+        assert ("; bag of words reviews" in printed) == said
+        best.pop("words_baselines", None)
+
+
 def part(action, flags, without=()):
     """The flags that an action reads."""
     kept = []

@@ -1,6 +1,8 @@
 """common/finetune.py: tasks, training, jobs, medians, means."""
+import copy
 import importlib
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +13,11 @@ from small_runs import ALONE
 from test_run import open_run
 
 from albert import Config
-from common import finetune, run
+import common.tasks
+from common import bag_of_words, finetune, glue, run
 from common.finetune import (
     Method, Recipe, Tuning, fine_tune, finetune_tasks, open_task, predict, summarise)
+from common.glue import Example
 from common.tokenization import load_tokenizer
 
 METRICS = {
@@ -60,6 +64,66 @@ def test_the_majority_baseline(tasks):
     assert not tasks["CoLA"].context()["constant"]
     impossible = [not question.answers for question in tasks["SQuAD2.0"].examples["dev"]]
     assert tasks["SQuAD2.0"].majority_baseline == pytest.approx(np.mean(impossible))
+
+
+def test_a_bag_of_words_is_the_baseline_of_texts(tasks):
+    """Of classes and of values, and it is deterministic."""
+    assert tasks["SQuAD2.0"].words_baseline is None
+    task = tasks["MNLI"]
+    train = [Example((f"w{number % 3}a same", "other"), number % 3) for number in range(40)]
+    texts = [example.texts for example in train]
+    labels = [example.label for example in train]
+    outputs = bag_of_words.linear_outputs(texts, labels, texts, 3)
+    assert outputs.argmax(1).tolist() == labels
+    assert task.words_baseline["examples"] == len(task.examples["train"]) == 40
+    assert 0 < task.context()["words_baseline"]["main"] <= 1
+    values = [10.0 + label for label in labels]
+    assert bag_of_words.linear_outputs(texts, values, texts, 1)[:, 0].tolist() == pytest.approx(
+        values, abs=0.1)
+    again = bag_of_words.linear_outputs(texts, labels, texts, 3)
+    assert torch.equal(outputs, again)
+
+
+def test_words_that_two_texts_share_are_features():
+    """Neither text alone tells the label. Also with unknown words and without any."""
+    words = "aa bb cc dd".split()
+    pairs = [(first, second) for first in words for second in words]
+    labels = [int(first == second) for first, second in pairs]
+    outputs = bag_of_words.linear_outputs(pairs, labels, [*pairs, ("new", "!")], 2)
+    assert outputs[:-1].argmax(1).tolist() == labels
+    assert outputs.isfinite().all()
+    outputs = bag_of_words.linear_outputs([("!",), ("?",), ("?",)], [0, 1, 1], [(".",)], 2)
+    assert outputs.softmax(1)[0].tolist() == pytest.approx([1 / 3, 2 / 3], abs=1e-3)
+
+
+def test_only_some_of_many_examples_make_the_baseline(tasks, monkeypatch):
+    monkeypatch.setattr(common.tasks, "WORDS_EXAMPLES", 15)
+    task = copy.copy(tasks["CoLA"])
+    task.__dict__.pop("words_baseline", None)
+    assert task.words_baseline["examples"] == 14  # every third of 40
+
+
+@pytest.mark.peers
+@pytest.mark.skipif("PAPERS_DATA" not in os.environ, reason="needs SST-2 in $PAPERS_DATA")
+def test_a_bag_of_words_scores_as_scikit_learns():
+    """75.8% with 3,000 training examples."""
+    text = pytest.importorskip("sklearn.feature_extraction.text")
+    linear = pytest.importorskip("sklearn.linear_model")
+    folder = Path(os.environ["PAPERS_DATA"], "glue")
+    train = glue.load(folder, "SST-2", "train")[0][:3000]
+    dev = glue.load(folder, "SST-2", "dev")[0]
+    labels = np.array([example.label for example in dev])
+    vectors = text.TfidfVectorizer(ngram_range=(1, 2))
+    inputs = vectors.fit_transform([example.texts[0] for example in train])
+    theirs = linear.LogisticRegression(C=10, max_iter=1000)
+    theirs.fit(inputs, [example.label for example in train])
+    predicted = theirs.predict(vectors.transform([example.texts[0] for example in dev]))
+    outputs = bag_of_words.linear_outputs(
+        [example.texts for example in train], [example.label for example in train],
+        [example.texts for example in dev], 2)
+    ours = (outputs.argmax(1).numpy() == labels).mean()
+    assert ours == pytest.approx((predicted == labels).mean(), abs=0.002)
+    assert ours == pytest.approx(0.758, abs=0.002)
 
 
 def fine_tuned(task, loss, *run, evaluate_at=(), cfg=Config()):
@@ -128,26 +192,33 @@ def test_micro_batches_have_the_gradient_of_the_batch():
         torch.testing.assert_close(loss, 4 * model.weight.sum())
 
 
-POOR = "no better than the majority baseline; start from a released model"
+BOTH = "no better than the majority baseline and a bag of words; start from a released model"
+WORDS = "no better than a bag of words; start from a released model"
+MAJORITY = "no better than the majority baseline; start from a released model"
 CONSTANT = "all labels of dev are equal"
 
 
-@pytest.mark.parametrize("headline, score, baseline, constant, hint", [
-    ("accuracy", 0.6, 0.6, False, POOR),
-    ("accuracy", 0.61, 0.6, False, ""),
-    ("pearson", 0.04, 0.0, False, POOR),
-    ("pearson", -1.0, 0.0, False, POOR),
-    ("pearson", 0.3, 0.0, False, ""),
-    ("pearson", 0.0, 0.0, True, CONSTANT),
-    ("accuracy", 1.0, 1.0, True, CONSTANT),
+@pytest.mark.parametrize("headline, score, baseline, words, constant, hint", [
+    ("accuracy", 0.6, 0.6, 0.6, False, BOTH),
+    ("accuracy", 0.61, 0.6, 0.61, False, WORDS),
+    ("accuracy", 0.62, 0.6, 0.61, False, ""),
+    ("f1", 0.6, 0.6, None, False, MAJORITY),  # SQuAD
+    ("f1", 0.61, 0.6, None, False, ""),
+    ("pearson", 0.04, 0.0, 0.02, False, MAJORITY),
+    ("pearson", -1.0, 0.0, -0.1, False, BOTH),
+    ("pearson", 0.3, 0.0, 0.4, False, WORDS),
+    ("pearson", 0.3, 0.0, 0.2, False, ""),
+    ("pearson", 0.0, 0.0, 0.1, True, CONSTANT),
+    ("accuracy", 1.0, 1.0, 1.0, True, CONSTANT),
 ])
-def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
-        headline, score, baseline, constant, hint, capsys):
+def test_a_score_that_is_no_better_than_a_baseline_is_told(
+        headline, score, baseline, words, constant, hint, capsys):
     entry = {
         "headline": headline,
         "median": score,
         "metrics": {"main": score},
         "majority_baseline": baseline,
+        "words_baseline": words and {"main": words, "examples": 3000},
         "constant": constant,
         "n": 1,
         "diverged": 0,
@@ -157,7 +228,9 @@ def test_a_score_that_is_no_better_than_the_majority_baseline_is_told(
         ranks=ALONE, folder=Path(), result=result, print_next=lambda *words: None)
     finetune.print_summary(finished, Config())
     printed = capsys.readouterr().out
-    assert [each in printed for each in (POOR, CONSTANT)] == [hint == POOR, hint == CONSTANT]
+    for each in (BOTH, WORDS, MAJORITY, CONSTANT):
+        assert (each in printed) == (hint == each)
+    assert (f"bag of words {100 * (words or 0):.2f} (3,000 examples)" in printed) == bool(words)
 
 
 def job(name, task, score):

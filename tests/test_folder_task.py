@@ -1,15 +1,18 @@
 """A user's own task: a folder with train and dev files and any labels."""
+import csv
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from small_runs import FEW, REVIEWS, call, next_command, write
 
 from common import folder_task, metrics
 from common.files import read_json, write_json
 from common.cli import Command, UserError
-from common.finetune import answer_path, parse_tasks
+from common.finetune import answer_path, keep_answers, parse_tasks
 from common.tasks import Recipe
 from common.tokenization import load_tokenizer
 
@@ -28,9 +31,10 @@ def test_classes_are_words_and_csv_has_quotes():
     assert (task.name, task.text) == ("reviews", ("text",))
     assert task.labels == ("angry", "meh", "pleased")
     examples = folder_task.read_examples(name.files()["train"], task)
-    assert examples[0] == (('Good, "really" good.',), 2)
+    assert examples[0][:2] == (('Good, "really" good.',), 2)
     assert examples[2].texts == ("Two\nli\u2028nes",)
-    assert [label for _, label in folder_task.read_examples(name.files()["dev"], task)] == [0, 2]
+    dev = folder_task.read_examples(name.files()["dev"], task)
+    assert [example.label for example in dev] == [0, 2]
 
 
 def test_equal_labels_in_dev_are_in_the_result(ready):
@@ -46,8 +50,9 @@ def test_numbers_with_a_decimal_point_are_a_regression():
     task, splits = folder_task.read_folder(name)
     assert (task.regression, task.text) == (True, ("Text1", "text2"))
     assert [example.label for example in splits["train"]] == [-1, 1]
-    path = folder_task.write_predictions(Path("dev.tsv"), task, [[splits["dev"][0].label]])
-    assert path.read_text().split()[2:] == ["0", "350"]
+    path = Path("dev.csv")
+    folder_task.write_predictions(path, task, splits["dev"], [[splits["dev"][0].label]])
+    assert path.read_text() == "Text1,text2,predicted\nx,y,350\n"
     whole = make("u", "a\tlabel\nx\t-100\nz\t2\n", "a\tlabel\nx\t-100\n", "tsv")
     task, splits = folder_task.read_folder(whole)
     assert task.labels == ("-100", "2")  # numbers without a decimal point are classes
@@ -288,17 +293,49 @@ def test_a_file_name_in_out_is_a_file_of_predictions(ready, works):
     assert Path("p.de").read_text().count("\n") == 2
 
 
+@pytest.mark.parametrize("header, added", [
+    ("id,text,note", "predicted,p(bad),p(good)"),
+    ("Label,text,label", "predicted,p(bad),p(good)"),  # ignored, as a label is
+    ("bad,text,good", "predicted,p(bad),p(good)"),
+    ("predicted,text,p(bad)", "predicted_,p(bad)_,p(good)"),  # earlier predictions
+])
+def test_predictions_have_the_columns_of_the_file_and_a_probability_of_each_class(header, added):
+    task = folder_task.OwnSpec("t", ("bad", "good"), ("text",), ("accuracy",))
+    path = write("new.csv", f'{header}\n"a, ""b""","Two\nli\tnes","c\rd"\n')
+    examples = folder_task.read_examples(path, task, labelled=False)
+    folder_task.write_predictions("out.csv", task, examples, torch.tensor([[0.25, 0.75]]).log())
+    [names, cells] = csv.reader(Path("out.csv").open(newline=""))
+    kept = {name: cell for name, cell in zip(header.split(","), ['a, "b"', "Two\nli\tnes", "c\rd"])
+            if name.lower() != "label"}
+    assert names == [*kept, *added.split(",")]
+    assert cells == [*kept.values(), "good", "0.250000", "0.750000"]
+
+
+def test_predictions_in_a_tsv_file_have_a_line_for_each_example():
+    command = Command("albert", "predict", "new.csv", given={"out"})
+    write("made.csv", 'text,predicted\n"Two\nli\tnes, ""b""",good\n')
+    cfg = SimpleNamespace(init="run", out="out.tsv")
+    path = keep_answers(command, cfg, lambda folder: Path("made.csv"))
+    assert path.read_text() == 'text\tpredicted\nTwo li nes, "b"\tgood\n'
+
+
 @pytest.mark.parametrize("predictions, labels, expected", [
     ([0, 1, 2, 2], [0, 2, 2, 1], 0.5), ([0, 0, 0], [0, 1, 2], 1 / 6), ([1, 1], [1, 1], 1.0)])
 def test_macro_f1_is_scikit_learns(predictions, labels, expected):
     assert metrics.macro_f1(predictions, labels) == pytest.approx(expected)
 
 
+def probabilities(path):
+    """The last three columns of predictions."""
+    _, *rows = csv.reader(Path(path).read_text().splitlines())
+    return [float(cell) for row in rows for cell in row[-3:]]
+
+
 @pytest.mark.parametrize("program", ["albert", "autobert_zero", "autotinybert"])
 def test_a_folder_is_fine_tuned_predicted_and_exported(
         program, works, monkeypatch, capsys):
     make("reviews", REVIEWS["train"].replace("ID,", "source,"))
-    write("new.csv", "text,label\nIt broke.,?\nGood.,\n")  # labels are not read
+    write("new.csv", "text,label,number\nIt broke.,?,7\n\"Good, \",,8\n")  # labels are not read
     few = FEW.removeprefix("--finetune_epochs 1 ") + " --runs 2 --device cpu --columns text"
     tune = f"{program} --finetune reviews/ --init {{{program}}} --out run {few}"
     works(tune)
@@ -312,6 +349,8 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
     if program == "albert":
         capsys.readouterr()
         works("albert --finetune reviews --ensemble run --out mean --device cpu --columns text")
+        of_member = probabilities("run/reviews/dev.csv")
+        assert probabilities("mean/reviews/dev.csv") == pytest.approx(of_member, abs=2e-6)
         printed = capsys.readouterr().out
         assert "mean: finished (--restart begins again); result: mean/reviews\n" in printed
         assert "--predict" not in printed
@@ -323,13 +362,20 @@ def test_a_folder_is_fine_tuned_predicted_and_exported(
         printed = capsys.readouterr().err
         assert "--ensemble run other" in printed and "angry, meh, pleased" in printed
     works(f"{program} --predict new.csv --init run/reviews")
-    lines = Path("run/reviews-predictions/new/test.tsv").read_text().split()[2:]
-    assert {*lines[1::2]} <= {"angry", "meh", "pleased"}
+    predictions = Path("run/reviews-predictions/new/test.csv").read_text()
+    header, *rows = csv.reader(predictions.splitlines())
+    assert header == "text number predicted p(angry) p(meh) p(pleased)".split()
+    assert [row[:2] for row in rows] == [["It broke.", "7"], ["Good, ", "8"]]
+    for _, _, label, *numbers in rows:
+        numbers = [*map(float, numbers)]
+        assert sum(numbers) == pytest.approx(1, abs=1e-5)
+        assert ("angry", "meh", "pleased")[numbers.index(max(numbers))] == label
+    assert Path("run/reviews/dev.csv").read_text().startswith("text,id,predicted,p(angry)")
     works(f"{program} --export hf --init run/reviews")
     assert read_json("hf/config.json")["id2label"]["2"] == "pleased"
     if program != "autobert_zero":  # the others predict with an exported folder too
         works(f"{program} --predict new.csv --init hf --out again")
-        assert Path("again/test.tsv").read_text().split()[2:] == lines
+        assert Path("again/test.csv").read_text() == predictions
         exported = read_json("hf/config.json")
         settings = read_json("run/reviews/config.json")["settings"]
         assert exported["finetune_length"] == settings["finetune_length"] == 64

@@ -34,7 +34,8 @@ def test_a_pipeline_gives_the_values_of_predict(program, works):
     texts = ["A good day.", "A bad day. " * 40, "It was long."]
     write("new.csv", "text\n" + "".join(f"{text}\n" for text in texts))
     works(f"{program} --predict new.csv --init run/stars --out predicted")
-    values = Path("predicted/test.tsv").read_text().split()[3::2]
+    lines = Path("predicted/test.csv").read_text().splitlines()[1:]
+    values = [line.rpartition(",")[2] for line in lines]
     pipeline = transformers.pipeline("text-classification", "hf", trust_remote_code=True)
     scores = [result["score"] for result in pipeline(texts, truncation=True)]
     assert len({*scores}) == 3
