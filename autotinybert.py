@@ -8,6 +8,8 @@ shapes take their weights from the SuperPLM and are trained further.
 
 Run:     python autotinybert.py --search --dry_run        a few steps of every phase on demo data
          python autotinybert.py --search --speedup 7.2    from text to a tiny model, on two cores
+         python autotinybert.py --search --init BERT --tasks FOLDER --latency_limit 4
+                                                          a released BERT becomes a small classifier
          torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2 \\
              --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
 Map:     Table B.1 -> search_space               Eq. 1, 2, 3 -> Layer     Table 3 -> VARIANTS
@@ -15,6 +17,7 @@ Map:     Table B.1 -> search_space               Eq. 1, 2, 3 -> Layer     Table 
          Eq. 4 -> find_architecture, judge, Predictor                     Alg. 2 -> evolve, propose
          Sec. 3.6 -> train_further               Sec. 4.4 -> fast_candidates
          Table D.1 -> TABLE_D1                   App. A -> export         Eq. 5 -> EXERCISES.md
+         Beyond the paper: a released BERT -> sort_units, score_states, open_teachers, PlainBert
          Tables 1, 3 and Fig. 4 in small -> tests/claims
          Tables 2, 5, F.1 and Fig. 5 need trainings of 5 or 10 epochs, 58 GPU hours each: not here
 Symbols: the paper's           here                       shape, or meaning
@@ -31,8 +34,9 @@ Symbols: the paper's           here                       shape, or meaning
          p_m, p_e              MUTATION, EXPLORATION      Alg. 2
          Mut                   mutate                     Alg. 2
 Tour:    search_space, leading, Layer, train_step, Predictor, propose, evolve, find_architecture
-         (the whole method). Skip at first: HAT and the other variants, distillation, fine-tuning.
-Differs: There are 25 departures, D1 to D25, where this file differs from the paper or the paper is
+         (the whole method). Skip at first: HAT and the other variants, distillation, fine-tuning,
+         what is beyond the paper.
+Differs: There are 29 departures, D1 to D29, where this file differs from the paper or the paper is
          silent: grep -n '# D[0-9]' autotinybert.py
          A * marks a departure from the released code, huawei-noah/Pretrained-Language-Model,
          AutoTinyBERT at 0598f02. HAT (Table 3) is Wang et al. 2020, arXiv:2005.14187.
@@ -44,6 +48,7 @@ import json
 import math
 import random
 import re
+import shutil
 import statistics
 import sys
 import time
@@ -57,7 +62,7 @@ import torch.nn.functional as F
 from torch import nn
 
 if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this file has no commands
-    from common import cli
+    from common import cli, folder_task
     from common.cli import Diverged, UserError
     from common.files import existing, jsonl, read_json, write_atomic, write_json
     from common.finetune import (
@@ -70,10 +75,12 @@ if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this 
         print_device_use, seed_everything, seed_of, send, total_over, training_cost)
     from common.run import Loop, Run, keep_model, processor, read_run, set_rate, settings_from
     from data import hf_models
+    from data.bert_code import open_module, write_module
     from data.corpus import join
     from data.drawing import scatter
     from data.inputs import (
         Data, check_vocabulary, open_data, open_tokenizer, print_after_training)
+    from data.network_code import SPAN, refuse_to_overwrite
 
 # B batch, T tokens, H hidden (d^m), Q query/key/value width, N heads, D head width, V vocabulary,
 # I masked positions, E embedding width (H except in small teachers), W teacher's hidden width
@@ -86,11 +93,11 @@ class Config:
     """The settings. A trailing comment is the help text of the flag and ends in its range. Flags
     override presets, and presets override defaults. The defaults are the preset base. The command
     line starts from the preset demo."""
-    preset: str = "base"  # demo (minutes on two cores) | base (the paper's)
+    preset: str = "base"  # demo (minutes on two cores) | base (the paper's) | released (of --init)
     seed: int = 0  # random seed
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 on GPUs that have it
     dry_run: bool = False  # run a few steps of every phase, unless flags say otherwise
-    init: str = ""  # run or Hugging Face folder to start from. In --search, the SuperPLM
+    init: str = ""  # run or Hugging Face folder to start from. --search makes it a SuperPLM
     # D1* (silent): the vocabulary is a SentencePiece model, unless a flag names a vocab.txt. The
     # released code has WordPiece
     tokenizer: str = ""  # spiece.model or vocab.txt. Default: --init's, --teacher's, or a new one
@@ -130,9 +137,10 @@ class Config:
     eval_every: int = 32000  # steps between evaluations on held-out text [>= 1]
     # one-shot training
     samples: int = 3  # M of Alg. 1: sub-models per micro-batch [1, 10000]
-    steps: int = 0  # steps of the SuperPLM. 0: 5 passes over the corpus, Sec. 4.1
+    steps: int | None = None  # of the SuperPLM. Default: 5 passes over the corpus, Sec. 4.1
+    sort: Literal["taylor", "none"] = "taylor"  # units of --init by importance. none: the paper
     # further training
-    further_steps: int = 0  # steps of one model. 0: 5 passes, from scratch 10 like BERT-S*
+    further_steps: int | None = None  # of one model. Default: 5 passes, from scratch 10 (BERT-S*)
     # tasks, by default the demo data
     glue: str = ""  # folder of the GLUE tasks
     squad: str = ""  # folder of train-v1.1.json and dev-v1.1.json
@@ -144,13 +152,17 @@ class Config:
     finetune_batch: int | None = None  # examples per step [>= 1]
     finetune_lr: float | None = None  # peak learning rate [> 0]
     finetune_length: int | None = None  # tokens (128, for SQuAD 384, MLM-saved --length) [8, 512]
+    # distillation on tasks
+    task_teacher: str = ""  # run of --finetune whose outputs are learned, or none
     # scores of --finetune
     runs: int = 1  # seeds of each fine-tuning [>= 1]
     # what is timed
     latency_device: Literal["cpu", "cuda"] = "cpu"  # device that latencies are measured on
-    latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D16) [1, 1024]
+    latency_threads: int = 1  # CPU threads. With 1, CPU seconds are measured (D20) [1, 1024]
     latency_batch: int = 1  # sequences at a time, Table 1 [>= 1]
     latency_length: int = 128  # tokens per sequence, Table 1 [>= 1]
+    latency_states: Literal["all", "first"] = "all"  # of the last layer; classes need the first
+    quantize: bool = False  # time, score and export linear layers with 8-bit integers (CPU)
     # latency
     reference: str = "12-768-3072-12-768"  # architecture that --speedup counts from: BERT-base
     latency_rounds: int = 5  # measurements of an architecture [1, 10000]
@@ -158,8 +170,9 @@ class Config:
     # search
     latencies: str = ""  # run of --latency or --search. Default: --init's, or measured
     speedup: float = 7.2  # over --reference, Table 1, unless --latency_limit is given [> 0]
-    latency_limit: float | None = None  # ms of this file's encoder, no padding [> 0]
-    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D14)
+    latency_limit: float | None = None  # ms of the exported module, no padding [> 0]
+    tasks: str = "SQuAD1.1,MNLI"  # proxy tasks, Sec. 3.5, or folders. MLM-saved: masked words (D16)
+    proxy: str = ""  # what scores candidates: some of --tasks, MLM-saved, States-saved (D17)
     strategy: Literal["evolution", "random", "fast"] = "evolution"  # Alg. 2, random, or Sec. 4.4
     population: int = 25  # architectures of a generation, S of Alg. 2 [1, 1000000]
     generations: int = 4  # T of Alg. 2, with the first one [>= 1]
@@ -510,6 +523,7 @@ class TaskModel(nn.Module):
         self.spans = spans
         self.dropout = nn.Dropout(encoder.dropout.p)
         self.head = nn.Linear(encoder.arch.hidden, outputs)
+        self.targets = None  # a fine-tuned teacher's outputs for the training examples
         init_weights(self.head)
 
     def forward(self, batch):
@@ -521,14 +535,163 @@ class TaskModel(nn.Module):
 
     def loss(self, batch):
         """Cross-entropy of classes, squared error of a regression, or the mean cross-entropy of a
-        span's start and end."""
+        span's start and end. With a teacher, the squared error of its outputs."""
         logits = self(batch).float()
+        if self.targets is not None:
+            # D7 (ours): the outputs of a fine-tuned teacher are learned instead of labels, by
+            # the squared error. TinyBERT (Jiao et al. 2020) learns them, too. The paper fine-tunes
+            # on labels
+            targets = self.targets[batch["index"]]
+            if self.spans:  # padded with large negative numbers
+                targets = targets[:, :logits.shape[1]].clamp(min=logits.min().item())
+            return F.mse_loss(logits, targets)
         if self.spans:
             start, end = logits.unbind(-1)  # 2 x (B, T)
             return (F.cross_entropy(start, batch["start"]) + F.cross_entropy(end, batch["end"])) / 2
         if logits.shape[1] == 1:
             return F.mse_loss(logits[:, 0], batch["labels"])
         return F.cross_entropy(logits, batch["labels"])
+
+
+# What is exported, and so what is timed
+
+
+class PlainLayer(nn.Module):
+    """A Layer of one architecture in standard modules. (B, T, H) -> (B, T or count, H)."""
+
+    def __init__(self, hidden, ffn, heads, qkv):
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(hidden, qkv)
+        self.key_value = nn.Linear(hidden, 2 * qkv)
+        self.output = nn.Linear(qkv, hidden)
+        self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
+        self.fc1 = nn.Linear(hidden, ffn)
+        self.fc2 = nn.Linear(ffn, hidden)
+        self.ffn_norm = nn.LayerNorm(hidden, eps=1e-12)
+
+    def forward(self, x, mask, count=None):
+        """mask: (B, 1, 1, T), True at real tokens, or None. count: of the first tokens, whose
+        states are computed, or None for all."""
+        both = self.key_value(x).unflatten(-1, (2, self.heads, -1))  # (B, T, 2, N, D)
+        key, value = both.permute(2, 0, 3, 1, 4)  # (B, N, T, D)
+        x = x[:, :count]
+        query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(query, key, value, mask)
+        x = self.attention_norm(x + self.output(mixed.transpose(1, 2).flatten(2)))
+        return self.ffn_norm(x + self.fc2(F.gelu(self.fc1(x))))
+
+
+class PlainBert(nn.Module):
+    """An Encoder with a TaskModel's head, of one architecture, in standard modules. A batch
+    {"ids", "token_type_ids" (B, T), "lengths" (B,) unless all are full} -> logits (B, outputs), or
+    (B, T, 2) of spans. Without outputs: states (B, T, H), and pooled ones (B, H).
+
+    shapes: d^f, h and d^q|k|v of each layer. Classes need the last state of the first token
+    alone."""
+
+    def __init__(self, hidden, shapes, vocab_size, positions, outputs=0, spans=False):
+        super().__init__()
+        self.outputs = outputs
+        self.spans = spans
+        self.token_embedding = nn.Embedding(vocab_size, hidden)
+        self.position_embedding = nn.Embedding(positions, hidden)
+        self.token_type_embedding = nn.Embedding(2, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=1e-12)
+        self.layers = nn.ModuleList(PlainLayer(hidden, *shape) for shape in shapes)
+        self.pooler = nn.Linear(hidden, hidden)
+        if outputs:
+            self.head = nn.Linear(hidden, outputs)
+
+    def forward(self, batch):
+        ids = batch["ids"]
+        T = ids.shape[1]
+        x = self.token_embedding(ids) + self.position_embedding.weight[:T]
+        x = self.norm(x + self.token_type_embedding(batch["token_type_ids"]))
+        mask = None
+        if "lengths" in batch:
+            visible = torch.arange(T, device=ids.device) < batch["lengths"].clamp(min=1)[:, None]
+            mask = visible[:, None, None]  # (B, 1, 1, T)
+        *before, last = self.layers
+        for layer in before:
+            x = layer(x, mask)
+        x = last(x, mask, None if self.spans or not self.outputs else 1)
+        if self.spans:
+            return self.head(x)
+        pooled = torch.tanh(self.pooler(x[:, 0]))
+        return self.head(pooled) if self.outputs else (x, pooled)
+
+
+class Int8Linear(nn.Module):
+    """A linear map with 8-bit weights, one scale for each output, and inputs that are rounded to 7
+    bits, one scale in each call (dynamic quantisation). By torch's integer engine, on CPUs."""
+
+    def __init__(self, linear):
+        super().__init__()
+        weight = linear.weight.detach()
+        scales = weight.abs().amax(1).clamp(min=1e-9).double() / 127
+        zeros = torch.zeros(len(weight), dtype=torch.long)
+        with warnings.catch_warnings():  # torch 2.13 plans to move these types to torchao
+            warnings.simplefilter("ignore")
+            weight = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            self.packed = torch.ops.quantized.linear_prepack(weight, linear.bias.detach())
+
+    def forward(self, x):
+        # 8 bits would overflow on CPUs without VNNI
+        return torch.ops.quantized.linear_dynamic(x, self.packed, reduce_range=True)
+
+
+def quantize(module):
+    """Replace the linear maps of a module by Int8Linear. Returns it. Raises RuntimeError on a CPU
+    for which torch has no integer engine."""
+    for name, part in module.named_children():
+        if isinstance(part, nn.Linear):
+            setattr(module, name, Int8Linear(part))
+        else:
+            quantize(part)
+    return module
+
+
+def check_engine(cfg):
+    """UserError if --quantize cannot run here."""
+    if not cfg.quantize:
+        return
+    if cfg.latency_device != "cpu":
+        raise UserError(f"--quantize: for CPUs, not --latency_device {cfg.latency_device}; leave "
+                        "one of them out")
+    try:
+        Int8Linear(nn.Linear(8, 8))(torch.zeros(1, 8))
+    except (RuntimeError, AttributeError) as error:
+        raise UserError("--quantize: torch has no integer engine on this machine "
+                        f"({str(error).splitlines()[0]}); leave it out") from None
+
+
+@torch.no_grad()
+def plain(model):
+    """The PlainBert of a TaskModel or an Encoder, with its weights, on the CPU."""
+    encoder = getattr(model, "encoder", model)
+    head = getattr(model, "head", None)
+    weights = {}
+    for name, value in model.state_dict().items():
+        name = name.removeprefix("encoder.")
+        place, _, leaf = name.rpartition(".")
+        kind = "bias" if leaf.endswith("bias") else "weight"
+        if leaf in ("qkv", "qkv_bias"):  # (3, N, D, H) and (3, N, D)
+            weights[f"{place}.query.{kind}"] = value[0].flatten(0, 1)
+            weights[f"{place}.key_value.{kind}"] = value[1:].flatten(0, 2)
+        elif leaf in ("output", "output_bias"):  # (H, N, D) and (H,)
+            weights[f"{place}.output.{kind}"] = value.flatten(1) if kind == "weight" else value
+        else:
+            weights[name] = value
+    vocab_size = len(weights["token_embedding.weight"])
+    positions = len(weights["position_embedding.weight"])
+    outputs = head.out_features if head else 0
+    with torch.device("meta"):
+        result = PlainBert(encoder.arch.hidden, encoder.arch.shapes, vocab_size, positions,
+                           outputs, getattr(model, "spans", False))
+    weights = {name: value.float().cpu().clone() for name, value in weights.items()}
+    result.load_state_dict(weights, assign=True)
+    return result.eval()
 
 
 def count_parts(arch, vocab_size, positions=512):
@@ -599,6 +762,98 @@ def extract(model, arch, variant="ebl"):
     sub_model.encoder.trained = model.encoder.trained
     return sub_model
 
+# Sorted units, for a SuperPLM that starts from a released model
+
+# D8 (ours): the units of --init are permuted so that the important ones lead, as in DynaBERT (Hou
+# et al. 2020, arXiv:2004.04037), since `leading` keeps these. The model computes the same. The
+# paper starts from random weights, whose order has no meaning: --sort none
+
+
+def gate(parameter):
+    """The derivative of a loss by a factor of 1 on each weight."""
+    return parameter * parameter.grad
+
+
+def unit_importance(model, batches, cfg):
+    """{"hidden": (H,), "ffn": (L, F), "query_key", "value": (L, N, D)}: the importance of the units
+    of an encoder for its last states, without labels.
+
+    A unit is multiplied by a gate of 1. Its importance is the sum over batches of the squared
+    derivative of r . states by this gate, with random r. To first order that is the change of the
+    states if the unit is removed."""
+    encoder = model.encoder.eval()
+    layers = encoder.layers
+    norms = [encoder.norm, *(layer.attention_norm for layer in layers),
+             *(layer.ffn_norm for layer in layers[:-1])]
+    totals = {}
+    for number, batch in enumerate(batches):
+        seed_everything(cfg.seed, "importance", number)
+        encoder.zero_grad()
+        states = encoder(batch)  # (B, T, H)
+        B, T = batch["ids"].shape
+        lengths = batch.get("lengths", torch.full((B,), T, device=states.device))
+        real = torch.arange(T, device=states.device) < lengths[:, None]  # (B, T)
+        (states * torch.randn_like(states))[real].sum().backward()
+        gates = {
+            "hidden": sum(gate(norm.weight) + gate(norm.bias) for norm in norms),
+            "ffn": torch.stack([gate(layer.fc2.weight).sum(0) for layer in layers]),
+            "query_key": torch.stack([gate(layer.qkv)[0].sum(-1) + gate(layer.qkv_bias)[0]
+                                      for layer in layers]),
+            "value": torch.stack([gate(layer.output).sum(0) for layer in layers]),
+        }
+        for name, value in gates.items():
+            totals[name] = totals.get(name, 0) + value.detach().square()
+    encoder.zero_grad()
+    return totals
+
+
+def reorder(parameter, axis, order):
+    """Permute a parameter along an axis. order: (n,), or (N, n) for the axis after the heads'."""
+    if order.dim() == 2:  # each head has its own
+        shape = [1] * parameter.dim()
+        shape[axis - 1], shape[axis] = order.shape
+        order = order.view(shape).expand_as(parameter)
+        parameter.copy_(parameter.gather(axis, order))
+    else:
+        parameter.copy_(parameter.index_select(axis, order))
+
+
+@torch.no_grad()
+def reorder_units(model, order):
+    """Permute the units of a LanguageModel, which then computes the same with its hidden dimensions
+    permuted. order: {name: indices}, with the names and shapes of unit_importance."""
+    encoder = model.encoder
+    order = {name: torch.tensor(value, device=encoder.norm.weight.device)
+             for name, value in order.items()}
+    hidden = order["hidden"]
+    inputs = [encoder.token_embedding.weight, encoder.position_embedding.weight,
+              encoder.token_type_embedding.weight, encoder.pooler.weight]
+    vectors = [encoder.norm.weight, encoder.norm.bias]
+    if hasattr(model, "fit"):
+        inputs.append(model.fit.weight)
+    else:
+        inputs.append(model.transform.weight)
+        vectors += [model.transform_norm.weight, model.transform_norm.bias, model.transform.bias]
+        reorder(model.transform.weight, 0, hidden)  # its outputs meet the token embedding
+    for number, layer in enumerate(encoder.layers):
+        ffn, query_key, value = (order[name][number] for name in ("ffn", "query_key", "value"))
+        for part, heads in zip(range(3), (query_key, query_key, value)):
+            reorder(layer.qkv[part], 1, heads)
+            reorder(layer.qkv_bias[part], 1, heads)
+        reorder(layer.output, 2, value)
+        reorder(layer.fc1.weight, 0, ffn)
+        reorder(layer.fc1.bias, 0, ffn)
+        reorder(layer.fc2.weight, 1, ffn)
+        reorder(layer.output, 0, hidden)
+        reorder(layer.fc2.weight, 0, hidden)
+        inputs += [layer.qkv, layer.fc1.weight]
+        vectors += [layer.output_bias, layer.fc2.bias, layer.attention_norm.weight,
+                    layer.attention_norm.bias, layer.ffn_norm.weight, layer.ffn_norm.bias]
+    for parameter in inputs:
+        reorder(parameter, parameter.dim() - 1, hidden)
+    for parameter in vectors:
+        reorder(parameter, 0, hidden)
+
 # --- objective ------------
 
 
@@ -655,7 +910,7 @@ def distillation_losses(student, batch):
     [2.5, 9.0] of [1, 1]
     [83.5, 84.0] of [2, 4]
     """
-    # D7* (silent): padding is excluded from the means, since it depends on the batching, and the
+    # D9* (silent): padding is excluded from the means, since it depends on the batching, and the
     # teacher's input is not masked. The released code averages over padding
     states, scores = student
     state_errors = (states.float() - batch["states"].float()).square().mean(-1)  # (B, T)
@@ -670,10 +925,13 @@ def distillation_losses(student, batch):
 # --- training -------------
 
 
-# D8* (silent): the gradient is clipped as a whole, as in the released pre-training. The released
+# D10* (silent): the gradient is clipped as a whole, as in the released pre-training. The released
 # fine-tuning clips each parameter's
 CLIP = 1.0  # largest gradient norm
 EVALUATION_BATCH = 64  # sequences per batch of an evaluation
+FITTED = 1024  # sequences on which States-saved fits a linear map
+RIDGE = 0.01  # its penalty, relative to the mean square of an input
+COUNTED = 10_000_000  # tokens of the training text whose frequencies are a baseline
 
 
 def schedule(step, steps, warmup):
@@ -701,8 +959,8 @@ def is_matrix(name):
 def make_optimizer(model, weight_decay):
     """AdamW with BERT's eps, without decay of biases and LayerNorms. The pooler of a LanguageModel
     is not trained, since the loss does not read it."""
-    # D9* (silent): AdamW has bias correction. The released code, like BERT's, has none
-    # D10 (silent): entries that no sub-model of a step used still decay, and move by their moments,
+    # D11* (silent): AdamW has bias correction. The released code, like BERT's, has none
+    # D12 (silent): entries that no sub-model of a step used still decay, and move by their moments,
     # as in the released code
     named = [(name, value) for name, value in model.named_parameters()
              if isinstance(model, TaskModel) or "pooler" not in name]
@@ -721,7 +979,7 @@ def phase_of(cfg):
 def cut_segments(corpus, cfg, phase, number, size):
     """The text of `size` sequences of the endless stream of a phase, from sequence `number`, as
     data.corpus.Segments."""
-    # D11* (silent): sequences are pairs, [CLS] A [SEP] B [SEP] with B after A, so that fine-tuning
+    # D13* (silent): sequences are pairs, [CLS] A [SEP] B [SEP] with B after A, so that fine-tuning
     # meets a trained token type embedding. The released code has no pairs. One long sentence is
     # [CLS] A [SEP]. A tenth are shorter, as in BERT, and there is no next-sentence loss
     return corpus.segments(number, size, cfg.length - 3, seed_of(cfg.seed, phase), others=False)
@@ -749,7 +1007,7 @@ def language_batch(segments, tokenizer, cfg, seed_number, device):
 def training_batches(data, cfg, ranks, begin):
     """Yield this process's list of micro-batches for each step from `begin`. A micro-batch is the
     same for any number of processes."""
-    # D12* (silent): the sequences of a step are sorted by length into its --accumulate
+    # D14* (silent): the sequences of a step are sorted by length into its --accumulate
     # micro-batches, so that few are padded. The released code does not sort
     size = cfg.batch // cfg.accumulate
     for step in range(begin, cfg.steps):
@@ -812,7 +1070,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, teacher=None):
         for sample, arch in enumerate(archs):  # Alg. 1, lines 6, 10
             seed_everything(cfg.seed, cfg.arch or "superplm", step, micro, sample)  # dropout
             loss = summed_losses(network, batch, cfg, arch) / totals
-            # D13* (conflict): the gradient is the mean over the M sub-models. Line 11 of Alg. 1 can
+            # D15* (conflict): the gradient is the mean over the M sub-models. Line 11 of Alg. 1 can
             # also mean the mean over threads alone, and the released code adds the M gradients
             loss = loss / len(archs)
             loss.sum().backward()  # Alg. 1, line 9
@@ -841,7 +1099,7 @@ def train_language_model(model, data, cfg, run, start, file="checkpoint.pt"):
          8              hand the sub-models to the threads
          9              add the gradients of each thread
         10          end of line 6, which is the inner loop here: a micro-batch has M sub-models
-        11          change the weights by the average of the gradients (D13)
+        11          change the weights by the average of the gradients (D15)
         12      end of line 2
         13      end of line 1
     """
@@ -855,6 +1113,8 @@ def train_language_model(model, data, cfg, run, start, file="checkpoint.pt"):
     evaluate_at = {*range(cfg.eval_every, cfg.steps, cfg.eval_every), cfg.steps}
     loop = Loop(run, phase, cfg, file=file, evaluate_at=evaluate_at, model=model,
                 optimizer=optimizer)
+    if not cfg.steps:
+        loop.finish()
     # Alg. 1, lines 1, 2, 12, 13
     for step, batches in loop(training_batches(data, cfg, ranks, loop.begin)):
         rate = learning_rate(step, cfg)
@@ -877,19 +1137,26 @@ def train_further(model, data, cfg, run, start, file="checkpoint.pt", warmup=0.0
     train_language_model(model, data, cfg, run, start, file)
 
 
-@torch.no_grad()
-def evaluate_language_model(model, data, cfg, ranks, sequences=256):
-    """{"loss"} of held-out sequences, which are the same for all models, seeds and numbers of
-    processes. A job passes one process. Raises Diverged. The host waits for a GPU once."""
-    model.eval()
+def held_out_batches(data, cfg, ranks, sequences):
+    """Yield this process's batches of held-out text, with a teacher's targets. They are the same
+    for all models, seeds and numbers of processes."""
     cfg = dataclasses.replace(cfg, seed=0)
     stride = ranks.size * EVALUATION_BATCH
-    losses = torch.zeros(1 if cfg.setting == "mlm" else 2, device=ranks.device)
-    labels = torch.zeros_like(losses)
     for number in range(ranks.rank * EVALUATION_BATCH, sequences, stride):
         segments = cut_segments(data.dev, cfg, "held out", number, EVALUATION_BATCH)
         batch = language_batch(segments, data.tokenizer, cfg, number, ranks.device)
-        losses += summed_losses(model, add_targets(batch, data.teacher, cfg), cfg)
+        yield add_targets(batch, data.teacher, cfg)
+
+
+@torch.no_grad()
+def evaluate_language_model(model, data, cfg, ranks, sequences=256):
+    """{"loss"} of held-out text. A job passes one process. Raises Diverged. The host waits for a
+    GPU once."""
+    model.eval()
+    losses = torch.zeros(1 if cfg.setting == "mlm" else 2, device=ranks.device)
+    labels = torch.zeros_like(losses)
+    for batch in held_out_batches(data, cfg, ranks, sequences):
+        losses += summed_losses(model, batch, cfg)
         labels += count_labels(batch)
     losses, labels = total_over(ranks, torch.stack([losses, labels]))
     loss = (losses / labels).sum().item()
@@ -898,14 +1165,100 @@ def evaluate_language_model(model, data, cfg, ranks, sequences=256):
     return {"loss": loss}
 
 
-def score_mlm(model, data, cfg):
-    """The task "MLM-saved": {"main": 1 - loss / ln V on held-out text, "loss"}. Raises Diverged."""
-    # D14 (ours): masked tokens can be a proxy task. After minutes of pre-training SQuAD and MNLI
-    # show no difference
-    alone = Ranks(0, 1, data.device)
-    loss = evaluate_language_model(model.to(data.device), data, cfg, alone, 1024)["loss"]
-    return {"main": 1 - loss / math.log(data.tokenizer.vocab_size), "loss": loss}
+def saved(losses, bounds):
+    """{"main": 1 - loss / bound, "error": its standard error} of the losses and bounds of batches.
+    Raises Diverged."""
+    losses = torch.stack(losses).double()
+    bounds = torch.stack(bounds).double()
+    main = 1 - (losses.sum() / bounds.sum()).item()
+    if not math.isfinite(main):
+        raise Diverged("the held-out loss is NaN or infinite")
+    ratios = losses / bounds
+    return {"main": main, "error": ratios.std().item() / math.sqrt(len(ratios))}
 
+
+@torch.no_grad()
+def score_mlm(model, data, cfg):
+    """The task "MLM-saved", saved() by the loss of masked words and that of a uniform guess, ln
+    V."""
+    # D16 (ours): masked tokens can be a proxy task. After minutes of pre-training SQuAD and MNLI
+    # show no difference
+    model = model.to(data.device).eval()
+    uniform = math.log(data.tokenizer.vocab_size)
+    losses = []
+    bounds = []
+    for batch in held_out_batches(data, cfg, Ranks(0, 1, data.device), 1024):
+        losses.append(summed_losses(model, batch, cfg)[0])
+        bounds.append(uniform * count_labels(batch)[0])
+    result = saved(losses, bounds)
+    return {**result, "loss": uniform * (1 - result["main"])}
+
+
+def frequency_baseline(data, cfg):
+    """MLM-saved of a guess by the frequencies of words in the text."""
+    tokens = torch.from_numpy(data.train.tokens[:COUNTED].astype("int64"))
+    counts = 1.0 + torch.bincount(tokens, minlength=data.tokenizer.vocab_size)
+    logs = (counts / counts.sum()).log()
+    labels = torch.cat([batch["labels"].flatten().cpu() for batch in
+                        held_out_batches(data, cfg, Ranks(0, 1, data.device), 1024)])
+    loss = -logs[labels[labels != -100]].mean().item()
+    return 1 - loss / math.log(data.tokenizer.vocab_size)
+
+
+@torch.no_grad()
+def mean_states(encoder, data, cfg):
+    """The last states of an Encoder, averaged over each sequence (n, H), of FITTED sequences of the
+    training text and of 256 held-out ones."""
+    means = []
+    ranks = Ranks(0, 1, data.device)
+    for corpus, count in ((data.train, FITTED), (data.dev, 256)):
+        for batch in held_out_batches(dataclasses.replace(data, dev=corpus), cfg, ranks, count):
+            with autocast(cfg.dtype, data.device):
+                states = encoder(batch).double()  # (B, T, H)
+            B, T = batch["ids"].shape
+            lengths = batch.get("lengths", torch.full((B,), T, device=data.device))[:, None]
+            real = torch.arange(T, device=data.device) < lengths  # (B, T)
+            means.append((states * real[..., None]).sum(1) / lengths)
+    return torch.cat(means)
+
+
+def explained(inputs, targets, fitted):
+    """{"main": the fraction of the variance of targets (n, W) that a linear map of inputs (n, H)
+    explains, "error": its standard error}. The map is a ridge regression on the first `fitted`.
+
+    >>> inputs = torch.randn(300, 4, generator=torch.Generator().manual_seed(0)).double()
+    >>> targets = inputs[:, :2] @ torch.ones(2, 3).double()  # of equal variances
+    >>> for known in (inputs, inputs[:, :1]):
+    ...     print(round(explained(known, targets, fitted=200)["main"], 1))
+    1.0
+    0.5
+    """
+    inputs = inputs - inputs[:fitted].mean(0)
+    targets = targets - targets[:fitted].mean(0)
+    products = inputs[:fitted].T @ inputs[:fitted]
+    products += RIDGE * products.diagonal().mean() * torch.eye(len(products)).to(products)
+    weights = torch.linalg.solve(products, inputs[:fitted].T @ targets[:fitted])
+    left = (targets[fitted:] - inputs[fitted:] @ weights).square().sum(1)
+    total = targets[fitted:].square().sum(1)
+    main = 1 - (left.sum() / total.sum()).item()
+    if not math.isfinite(main):
+        raise Diverged("the states are NaN or infinite")
+    spread = (left - (1 - main) * total).std() / total.mean() / math.sqrt(len(total))
+    return {"main": main, "error": spread.item()}
+
+
+def score_states(model, data, cfg):
+    """The task "States-saved": explained() by the model's mean states of those of the teacher."""
+    # D17 (ours): a candidate is scored in seconds, without a fine-tuning, by the states that it
+    # keeps. Among shapes with as many FLOPs this ranked accuracy better than the distillation loss
+    # and parameters (tests/claims/README.md)
+    if data.means is None:
+        data.means = mean_states(data.teacher, data, cfg)
+    means = mean_states(model.to(data.device).eval().encoder, data, cfg)
+    return explained(means, data.means, len(means) - 256)
+
+
+SAVED = {"MLM-saved": score_mlm, "States-saved": score_states}  # without a fine-tuning
 
 # Fine-tuning (Sec. 4.1)
 
@@ -931,20 +1284,28 @@ def recipes(cfg):
     """{task: Recipe} of Table D.1."""
     table = {"MLM-saved": Recipe(0.0, 1)}
     for name, (batch, lr, epochs, metric) in TABLE_D1.items():
-        length = 384 if name == "SQuAD1.1" else 128  # D25
+        length = 384 if name == "SQuAD1.1" else 128  # D29
         table[name] = Recipe(lr, batch, epochs, length=length, main=metric)
     return table
 
 
-def prepare_tuning(model, task, cfg, seed, device):
+def prepare_tuning(model, task, cfg, seed, device, teacher=None):
     """A TaskModel with a copy of the model's encoder, its Tuning on the task, and the line of
-    extend_positions."""
-    # D15* (silent): a fine-tuning is scored after its last step. The released code takes the best
+    extend_positions. teacher: a TaskModel of the same task, whose outputs are learned, or None."""
+    # D18* (silent): a fine-tuning is scored after its last step. The released code takes the best
     # evaluation on dev
     seed_everything(seed, "head", task.name)
     tuned = TaskModel(copy.deepcopy(model.encoder), task.outputs, task.kind == "span")
     line = extend_positions(tuned, task.recipe.length)
     tuned = move(tuned, device)
+    if teacher:
+        teacher = move(teacher, device)
+        tuned.targets = predict_split(teacher, task, "train", cfg, device).to(device)
+        # twice as long, at twice the learning rate (D7)
+        task = copy.copy(task)
+        task.recipe = dataclasses.replace(
+            task.recipe, lr=2 * task.recipe.lr, epochs=2 * task.recipe.epochs)
+        line += "; learns the outputs of a fine-tuned teacher"
     optimizer = make_optimizer(tuned, cfg.weight_decay)
     return tuned, Tuning(task, optimizer, schedule, (seed, "fine-tuning", task.name)), line
 
@@ -953,17 +1314,27 @@ def begin_task(task, source, cfg, number, device):
     """The model of run `number` of a task on a device, its Tuning, a line on its weights, and the
     number of trained positions."""
     model, note = start_model(source, cfg.arch, cfg)
-    tuned, tuning, line = prepare_tuning(model, task, cfg, cfg.seed + number, device)
+    teacher = read_teacher(task, Path(cfg.task_teacher), cfg) if cfg.task_teacher else None
+    tuned, tuning, line = prepare_tuning(model, task, cfg, cfg.seed + number, device, teacher)
     return tuned, tuning, note + line, tuned.encoder.trained
+
+
+def read_teacher(task, folder, cfg):
+    """The fine-tuned TaskModel of a task in RUN/TASK. UserError if it has other outputs."""
+    folder = folder / task.name
+    command = cli.Command("autotinybert", "finetune")
+    return load_task(task, read_pretrained(folder, cfg, command), cfg)
 
 # --- search ---------------
 
 
 # Latency
 
+SORTED = 256  # sequences that sort the units of --init
 GROUP = 8  # shapes timed per timing of the reference
 # settings of what is timed
-TIMED = ("latency_device", "latency_threads", "latency_batch", "latency_length")
+TIMED = ("latency_device", "latency_threads", "latency_batch", "latency_length", "latency_states",
+         "quantize")
 # settings of the search space
 SPACE = ("largest", "smallest", "setting", "variant")
 DRIFT = 0.1  # relative change of the reference's latency that causes a warning
@@ -972,18 +1343,28 @@ FINAL_ROUNDS = 5  # of the latency of a finalist
 
 
 def time_model(arch, cfg):
-    """Milliseconds of encoder and pooler, with random weights and without padding."""
-    with torch.device(cfg.latency_device):
-        encoder = Encoder(arch, 64, positions=cfg.latency_length).eval()
-        ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long)
+    """Milliseconds of the module that --export writes, with random weights and without padding."""
+    # D19* (silent): encoder and pooler are timed. The paper does not say what is
+    outputs = 2 if cfg.latency_states == "first" else 0
+    model = PlainBert(arch.hidden, arch.shapes, 64, cfg.latency_length, outputs).eval()
+    if cfg.quantize:
+        model = quantize(model)
+    return time_module(model, cfg)
+
+
+def time_module(model, cfg):
+    """Milliseconds of a PlainBert, without padding."""
+    ids = torch.zeros(
+        cfg.latency_batch, cfg.latency_length, dtype=torch.long, device=cfg.latency_device)
     batch = {"ids": ids, "token_type_ids": ids}
-    return time_passes(lambda: encoder.pool(encoder(batch)), cfg)
+    model = model.to(cfg.latency_device)
+    return time_passes(lambda: model(batch), cfg)
 
 
 @torch.no_grad()
 def time_passes(run, cfg):
     """Milliseconds of run() on the target device: the median of three passes after a warm-up."""
-    # D16* (ours): a single CPU thread is measured in CPU seconds, without the time that it waits
+    # D20* (ours): a single CPU thread is measured in CPU seconds, without the time that it waits
     # for other processes. The paper speaks of inference time, and its code reads the wall clock
     single = cfg.latency_device == "cpu" and cfg.latency_threads == 1
     clock = time.process_time if single else time.perf_counter
@@ -1087,7 +1468,7 @@ def open_latencies(cfg, run):
 
 def ratios_of(timings):
     """Latencies relative to the reference, one per round."""
-    # D17* (silent): a latency is the median ratio to the reference over rounds. The released code
+    # D21* (silent): a latency is the median ratio to the reference over rounds. The released code
     # averages nine passes of one shape after another
     return [milliseconds / reference for milliseconds, reference in timings]
 
@@ -1100,14 +1481,16 @@ def references_of(times):
 class Predictor:
     """Lat(.) of Eq. 4: milliseconds of architectures with identical layers, learnt from
     measurements."""
-    # D18 (ours): the predictor is a least-squares fit of a Transformer's costs to hundreds of
+    # D22 (ours): the predictor is a least-squares fit of a Transformer's costs to hundreds of
     # measurements. The paper has 10k and a feed-forward network
 
-    def __init__(self, tokens):
+    def __init__(self, tokens, first=False):
         self.tokens = tokens
+        self.first = first  # whether the last layer computes the first token's state alone
 
     def costs(self, archs):
-        """(n, 11) costs of a token: eight of the layers, and of embeddings, pooler and start."""
+        """(n, 11 or 12) costs of a token: eight of the layers, those of embeddings, pooler and
+        start, and of the keys and values of a last layer with one state."""
         costs = []
         for layers, hidden, ffn, heads, qkv in map(dataclasses.astuple, archs):
             each = [
@@ -1121,7 +1504,9 @@ class Predictor:
                 1,  # calls
             ]
             once = [hidden, hidden * hidden / self.tokens, 1]
-            costs.append([layers * cost for cost in each] + once)
+            if self.first:
+                once.append(hidden * qkv)
+            costs.append([(layers - self.first) * cost for cost in each] + once)
         return torch.tensor(costs).double()
 
     def __call__(self, archs):
@@ -1147,7 +1532,7 @@ def fit_predictor(archs, milliseconds, cfg):
     """(Predictor, its mean relative error). The last fifth of the architectures measures the
     error."""
     unseen = math.ceil(len(archs) / 5)
-    predict_ms = Predictor(cfg.latency_length).fit(
+    predict_ms = Predictor(cfg.latency_length, cfg.latency_states == "first").fit(
         archs[:-unseen] or archs, milliseconds[:-unseen] or milliseconds)
     guesses = predict_ms(archs[-unseen:])
     error = statistics.fmean(
@@ -1228,7 +1613,7 @@ DRAWS = 100  # random architectures per proposal
 def mutate(arch, space, rng):
     """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by up to a
     tenth of its choices, at least one. (p_m decides whether an architecture mutates.)"""
-    # D19* (silent): what Mut() moves and how far, and the probabilities of the roulette, are chosen
+    # D23* (silent): what Mut() moves and how far, and the probabilities of the roulette, are chosen
     # here. The released code explores or mutates, one of both, and its parents are the best of all
     # history
     genes = arch.genes
@@ -1259,7 +1644,7 @@ def fast_shapes(space):
 
 def fast_candidates(space, predict_ms, limit):
     """Sec. 4.4: one architecture per depth."""
-    # D20* (silent): "fast" takes, at each depth, the architecture predicted slowest within 95% of
+    # D24* (silent): "fast" takes, at each depth, the architecture predicted slowest within 95% of
     # the limit. The released code draws at random
     candidates = []
     shapes = list(fast_shapes(space))
@@ -1274,7 +1659,7 @@ def fast_candidates(space, predict_ms, limit):
 
 def roulette(lines, rng):
     """Draw a line of the history. The probability is proportional to its score minus the worst,
-    plus a hundredth of the range (D19).
+    plus a hundredth of the range (D23).
 
     >>> class wheel:
     ...     def choices(lines, weights):
@@ -1315,7 +1700,7 @@ def propose(history, number, cfg, predict_ms, limit):
     1 2-12-12-2-16
     None 2-12-8-2-16
     """
-    # D21 (ours): all proposals are new, parents that diverged have no children, and a generation
+    # D25 (ours): all proposals are new, parents that diverged have no children, and a generation
     # has fewer than S architectures if 20 S attempts find no more. Alg. 2 as printed can propose
     # one twice. Sec. 3.5 filters by latency
     rng = random.Random(f"{cfg.seed} generation {number}")
@@ -1345,34 +1730,67 @@ def propose(history, number, cfg, predict_ms, limit):
     return proposals[:cfg.population]
 
 
-def open_proxies(names, cfg, data):
-    """The data with the train and dev examples of a search's proxy tasks."""
-    tasks = {name: None if name == "MLM-saved" else
+def open_tasks(names, cfg, data):
+    """The data with the train and dev examples of a search's tasks."""
+    tasks = {name: None if name in SAVED else
              open_task(name, cfg, data.tokenizer, recipes(cfg), search=True) for name in names}
     return dataclasses.replace(data, tasks=tasks)
 
 
-def proxy_score(model, name, data, cfg):
-    """The dev score of a copy of the model, fine-tuned on a proxy task. Raises Diverged."""
-    task = data.tasks[name]
-    if not task:
-        return score_mlm(model, data, cfg)["main"]
-    tuned, tuning, _ = prepare_tuning(model, task, cfg, cfg.seed, data.device)
-    state = fine_tune(tuned, tuning, cfg, data.device)
+def tune(model, task, cfg, device, teacher=None):
+    """The TaskModel of a fine-tuning within a search. Raises Diverged."""
+    tuned, tuning, _ = prepare_tuning(model, task, cfg, cfg.seed, device, teacher)
+    state = fine_tune(tuned, tuning, cfg, device)
     if state["diverged"]:
         raise Diverged(state["diverged"])
-    return task.score("dev", predict_split(tuned, task, "dev", cfg, data.device))["main"]
+    return tuned
 
 
-def judge(model, data, cfg):
-    """Perf(.) of Eq. 4: {score, scores by task, diverged}."""
-    # D22 (silent): the fitness is the mean over the tasks. The paper names its two proxy tasks
+def dev_score(tuned, task, cfg, device):
+    """The dev score of a TaskModel, with --quantize that of the module that is exported, and its
+    standard error."""
+    if cfg.quantize:
+        tuned = quantize(plain(tuned))
+        device = torch.device("cpu")
+        cfg = dataclasses.replace(cfg, dtype="float32")
+    score = task.score("dev", predict_split(tuned, task, "dev", cfg, device))["main"]
+    return score, task.standard_error(score)
+
+
+def proxy_score(model, name, data, cfg, keep_tuned=None):
+    """The dev score of a copy of the model, fine-tuned on a task, and its standard error.
+    keep_tuned(name, tuned): keeps the TaskModel, or None. Raises Diverged."""
+    if name in SAVED:
+        result = SAVED[name](model, data, cfg)
+        return result["main"], result["error"]
+    task = data.tasks[name]
+    tuned = tune(model, task, cfg, data.device, data.task_teachers.get(name))
+    if keep_tuned:
+        keep_tuned(name, tuned)
+    return dev_score(tuned, task, cfg, data.device)
+
+
+def judge(model, names, data, cfg, keep_tuned=None):
+    """Perf(.) of Eq. 4 on tasks: {score, its standard_error, scores by task, diverged}."""
+    # D26 (silent): the fitness is the mean over the tasks. The paper names its two proxy tasks
     # (Sec. 3.5), but not how they form one fitness
     try:
-        scores = {name: proxy_score(model, name, data, cfg) for name in data.tasks}
+        results = {name: proxy_score(model, name, data, cfg, keep_tuned) for name in names}
     except Diverged:  # the worst score
-        return {"score": -1.0, "scores": {}, "diverged": True}
-    return {"score": statistics.fmean(scores.values()), "scores": scores, "diverged": False}
+        return {"score": -1.0, "standard_error": 0.0, "scores": {}, "diverged": True}
+    return mean_score(results)
+
+
+def mean_score(results):
+    """The result of judge() from {task: (score, standard error)}."""
+    scores, errors = zip(*results.values())
+    return {"score": statistics.fmean(scores), "standard_error": math.hypot(*errors) / len(errors),
+            "scores": dict(zip(results, scores)), "diverged": False}
+
+
+def proxies_of(cfg):
+    """The tasks that score candidates."""
+    return (cfg.proxy or cfg.tasks).split(",")
 
 
 def score_of(line):
@@ -1399,8 +1817,9 @@ def evolve(supernet, lat, data, cfg, run):
     history = []
 
     def work(arch):
-        return judge(extract(supernet, parse_arch(arch), cfg.variant), data, cfg)
+        return judge(extract(supernet, parse_arch(arch), cfg.variant), proxies, data, cfg)
 
+    proxies = proxies_of(cfg)
     for number in range(1 if cfg.strategy == "fast" else cfg.generations):  # Alg. 2, lines 3, 12
         proposals = propose(history, number, cfg, lat.predict_ms, lat.limit)
         # Alg. 2, line 11
@@ -1427,15 +1846,82 @@ def keep(part, action, trained, data, cfg, run, **owned):
             **owned)
 
 
-def open_superplm(source, data, cfg, run):
-    """The SuperPLM: --init's as it is, or one trained in the folder superplm (Alg. 1)."""
+def sort_units(model, data, cfg, run):
+    """Sort the units of a LanguageModel by importance, on held-out text."""
+
+    def compute():
+        size = EVALUATION_BATCH // 8
+        unmasked = dataclasses.replace(cfg, setting="distill")
+        batches = []
+        for number in range(0, SORTED, size):
+            segments = cut_segments(data.dev, cfg, "importance", number, size)
+            batches.append(language_batch(
+                segments, data.tokenizer, unmasked, number, run.ranks.device))
+        importance = unit_importance(model, batches, cfg)
+        return {name: value.argsort(dim=-1, descending=True).tolist()
+                for name, value in importance.items()}
+
+    reorder_units(model, run.once("units.json", compute))
+
+
+def train_superplm(source, data, cfg, run, file):
+    """A SuperPLM: a new model, or a Pretrained with sorted units, after Alg. 1. The checkpoint is
+    the file `file` of the run."""
     model, start = start_model(source, cfg.largest, cfg, data.teacher)
-    if source:
+    model.to(run.ranks.device)
+    if source and cfg.teacher == cfg.init:  # its states are the teacher's
+        nn.init.eye_(model.fit.weight)
+    if source and source.action != "superplm" and cfg.sort == "taylor":
+        sort_units(model, data, cfg, run)
+        start += "; its units are sorted by importance"
+    train_language_model(model, data, cfg, run, start, file)
+    return model
+
+
+def open_superplm(source, data, cfg, run):
+    """The SuperPLM: --init's as it is, or one trained in the folder superplm."""
+    if source and source.action == "superplm":
+        model, start = start_model(source, cfg.largest, cfg, data.teacher)
         print0(run.ranks, start)
         return model.to(run.ranks.device)
-    train_language_model(model, data, cfg, run, start, "superplm/checkpoint.pt")
+    model = train_superplm(source, data, cfg, run, "superplm/checkpoint.pt")
     keep("superplm", "superplm", model.encoder.trained, data, cfg, run)
     return model
+
+
+def open_teachers(source, lat, data, cfg, run):
+    """({task: the TaskModel that teaches it}, the line of the whole --init for best.json's table or
+    None). --init itself is fine-tuned and kept in teachers/TASK."""
+    names = [name for name, task in data.tasks.items() if task and cfg.task_teacher]
+    folder = Path(cfg.task_teacher)
+    whole = None
+    if names and cfg.task_teacher == cfg.init:
+        folder = run.folder / "teachers"
+        whole = tune_init(folder, source, lat, names, data, cfg, run)
+    return {name: read_teacher(data.tasks[name], folder, cfg) for name in names}, whole
+
+
+def tune_init(folder, source, lat, names, data, cfg, run):
+    """Fine-tune --init on tasks. Returns its line for best.json's table."""
+
+    def work(name):
+        model, _ = start_model(source, "", cfg)
+        tuned = tune(model, data.tasks[name], cfg, data.device)
+        keep_tuned(folder / name, name, tuned, data, cfg, run)
+        return dev_score(tuned, data.tasks[name], cfg, data.device)
+
+    results = run.each("teachers", names, work)
+    timed = run.once("init.json", time_finalist, str(source.arch), lat, cfg)
+    return {**timed, **mean_score(results)}
+
+
+def keep_tuned(folder, name, tuned, data, cfg, run):
+    """Make a folder that --predict and --export read."""
+    command = dataclasses.replace(run.command, action="finetune")
+    settings = dataclasses.replace(cfg, arch=str(tuned.encoder.arch))
+    keep_model(folder, command, settings, data.tokenizer, tuned.encoder.trained, name, model=tuned)
+    if isinstance(task := data.tasks[name], folder_task.FolderTask):
+        folder_task.write_spec(folder, task.task)
 
 
 def time_finalist(arch, lat, cfg):
@@ -1488,7 +1974,7 @@ def confirm(history, lat, cfg, run):
     """{kind: lines}: "searched", at most --winners best architectures of the history with a
     measured latency within the limit. For comparison, "BERT's rule" and "random sample", the best
     of the first generation. Raises UserError if nothing meets the limit."""
-    # D23 (ours): the evolution checks the limit by predictions, as in the paper. The winners are
+    # D27 (ours): the evolution checks the limit by predictions, as in the paper. The winners are
     # measured
     ranked = sorted(history, key=score_of, reverse=True)
     ranked = [line for line in ranked if not line["diverged"]]
@@ -1532,10 +2018,14 @@ def train_finalists(supernet, finalists, data, cfg, run):
 
 
 def judge_finalists(models, data, cfg, run):
-    """{architecture (text): the result of judge() and the held-out loss}."""
+    """{architecture (text): the result of judge() and the held-out loss}. The fine-tuned models are
+    kept in tuned/ARCH/TASK."""
 
     def work(arch):
-        result = judge(models[arch], data, cfg)
+        result = judge(
+            models[arch], list(data.tasks), data, cfg,
+            lambda name, tuned: keep_tuned(run.folder / "tuned" / arch / name, name, tuned, data,
+                                           cfg, run))
         if not result["diverged"]:
             alone = run.ranks.alone()
             result["loss"] = evaluate_language_model(models[arch], data, cfg, alone)["loss"]
@@ -1544,26 +2034,48 @@ def judge_finalists(models, data, cfg, run):
     return run.each("finals", list(models), work)
 
 
-def choose_best(finalists, results, data, cfg, run):
-    """best.json: the best of the searched finalists, and a table of the best of each kind. Raises
-    UserError if all searched ones diverged."""
-    # D24 (silent): the best winner is chosen by the search's own dev examples, so best.json's score
+def choose_best(finalists, results, whole, data, cfg, run):
+    """best.json: the best of the searched finalists, and a table of the best of each kind. whole:
+    the line of --init, or None. Raises UserError if all searched ones diverged."""
+    # D28 (silent): the best winner is chosen by the search's own dev examples, so best.json's score
     # is not an estimate for new ones. The paper does not say how it chooses among three
     table = {}
     for kind, lines in finalists.items():
         table[kind] = {"of": len(lines)}
         if lines:
             best = max(lines, key=lambda line: results[line["arch"]]["score"])
-            count = sum(count_parts(parse_arch(best["arch"]), cfg.vocab_size).values())
-            table[kind] |= {**best, **results[best["arch"]], "parameters": count}
+            table[kind] |= {**best, **results[best["arch"]]}
+    if whole:
+        table["--init"] = {"of": 1, **whole}
+    for line in table.values():
+        if line["of"]:
+            parts = count_parts(parse_arch(line["arch"]), cfg.vocab_size)
+            line["parameters"] = sum(parts.values())
     best = table["searched"]
     if best["diverged"]:
         raise UserError(f"{run.folder}: all winners diverged; lower --lr{reuse_hint(cfg, run)}")
-    # MLM-saved has none, since it is relative to a uniform guess
-    majority = {name: task.majority_baseline for name, task in data.tasks.items() if task}
-    words = {name: task.words_baseline["main"] for name, task in data.tasks.items()
-             if task and task.words_baseline}
-    return {**best, "baselines": majority, "words_baselines": words, "table": table}
+    return {**best, "baselines": baselines_of(data, cfg), "table": table}
+
+
+def baselines_of(data, cfg):
+    """{task: {baseline: score}}."""
+    baselines = {}
+    for name, task in data.tasks.items():
+        if name == "MLM-saved":
+            baselines[name] = {"frequencies of words": frequency_baseline(data, cfg)}
+        elif task:
+            baselines[name] = {"majority": task.majority_baseline}
+            if task.words_baseline:
+                baselines[name]["bag of words"] = task.words_baseline["main"]
+    return baselines
+
+
+def keep_best(best, data, cfg, run):
+    """Copy the fine-tuned models of the best architecture to RUN/TASK."""
+    for name, task in data.tasks.items():
+        if task:
+            tuned = run.folder / "tuned" / best["arch"] / name
+            shutil.copytree(tuned, run.folder / name, dirs_exist_ok=True)
 
 
 def find_architecture(source, data, cfg, run):
@@ -1572,12 +2084,14 @@ def find_architecture(source, data, cfg, run):
     latencies = open_latencies(cfg, run)
     lat = on_main(run.ranks, learn_latency, latencies, cfg, run.ranks)
     on_main(run.ranks, check_limit, lat, cfg, run)  # before the training
+    data.task_teachers, whole = open_teachers(source, lat, data, cfg, run)
     supernet = open_superplm(source, data, cfg, run)  # Alg. 1
     history = evolve(supernet, lat, data, cfg, run)  # Alg. 2
     finalists = run.once("finalists.json", confirm, history, lat, cfg, run)
     models = train_finalists(supernet, finalists, data, cfg, run)  # Sec. 3.6
     results = judge_finalists(models, data, cfg, run)
-    best = choose_best(finalists, results, data, cfg, run)
+    best = choose_best(finalists, results, whole, data, cfg, run)
+    on_main(run.ranks, keep_best, best, data, cfg, run)
     model = models[best["arch"]]
     settings = dataclasses.replace(cfg, arch=best["arch"])
     keep("model", "search", model.encoder.trained, data, settings, run, model=model)
@@ -1600,6 +2114,14 @@ PRESETS["demo"] = dict(  # minutes on two cores
     population=8, generations=3,
     latency_archs=120,
     finetune=dict(finetune_epochs=2, finetune_length=128))
+PRESETS["released"] = dict(  # minutes on two cores, for a released BERT
+    length=64, batch=16, accumulate=1, samples=2, lr=1e-4, steps=0, further_steps=0,
+    eval_every=200, save_every=100,
+    tasks="SST-2", proxy="States-saved",
+    finetune_epochs=3, finetune_lr=1e-4, finetune_batch=32,
+    held_out=0.2,
+    population=12, generations=4, winners=2,
+    latency_archs=100, latency_rounds=3, latency_states="first")
 PRESETS["dry_run"] = dict(
     steps=2, further_steps=2,
     population=2, generations=2, winners=1,
@@ -1665,12 +2187,7 @@ def load_pretrained(cfg, command):
     if command.action not in ("search", "latency", "describe"):
         arch = str(read_arch(cfg.arch, "--arch")) if cfg.arch else ""
         return read_pretrained(cfg.init, cfg, command, arch)
-    source = read_pretrained(hf_models.model_folder(cfg.init, "superplm"), cfg, command)
-    # Sec. 3.4: only Alg. 1 makes a SuperPLM
-    if source.action != "superplm" and command.action != "describe":
-        raise UserError(f"{source.path}: not a SuperPLM, since its sub-models were never trained; "
-                        f"make one with --superplm --init {source.path} --largest ITS_SHAPE")
-    return source
+    return read_pretrained(hf_models.model_folder(cfg.init, "superplm"), cfg, command)
 
 
 def resolve(cfg, command, ranks, source):
@@ -1686,8 +2203,12 @@ def resolve(cfg, command, ranks, source):
     if command.action in ("search", "superplm", "further_train"):
         if (cfg.setting == "distill") != bool(cfg.teacher):
             raise UserError("--setting distill and --teacher DIR need each other")
+        cfg = dataclasses.replace(cfg, proxy=proxy_of(cfg, command))
         check_length(source, cfg.length)
         cfg = dataclasses.replace(cfg, accumulate=fit_accumulate(cfg, command, ranks))
+    check_engine(cfg)
+    if cfg.task_teacher == "none":
+        cfg = dataclasses.replace(cfg, task_teacher="")
     archs = {}
     for name in ("arch", "largest", "smallest", "reference"):
         if text := getattr(cfg, name):
@@ -1702,20 +2223,68 @@ def settings_of_source(source, cfg, command):
     """The settings that follow from a Pretrained. UserError if a flag contradicts it."""
     settings = source.settings
     is_superplm = source.action == "superplm"
-    if command.action == "superplm":  # trains it further, or a part of it
-        return settings_from(cfg, command, settings, source.path, (), SPACE if is_superplm else ())
-    if command.action not in ("search", "latency", "describe"):
+    if command.action == "superplm" and is_superplm:  # trains it further
+        return settings_from(cfg, command, settings, source.path, (), SPACE)
+    if command.action not in ("search", "superplm", "latency", "describe"):
         return {"arch": cfg.arch or str(source.arch)}
     changes = {"init": str(source.path)}
     if is_superplm:
-        names = (*SPACE, "vocab_size")
-        return changes | settings_from(cfg, command, settings, source.path, names)
+        changes |= settings_from(
+            cfg, command, settings, source.path, (*SPACE, "vocab_size"), ["teacher", "reference"])
+        if settings["teacher"] and settings["teacher"] == settings["init"]:
+            changes |= learns_from_init(source, command)
+        return changes
     rows, width = source.weights["encoder.token_embedding.weight"].shape
     if width != source.arch.hidden:
         raise UserError(f"{source.path}: its embeddings have the width {width}, not "
                         f"{source.arch.hidden}; such a model is only a --teacher")
     changes |= settings_from(cfg, command, {"vocab_size": rows}, source.path, ["vocab_size"])
-    return {**changes, "arch": cfg.arch or str(source.arch)}
+    if command.action == "describe":
+        return {**changes, "arch": cfg.arch or str(source.arch)}
+    return changes | settings_of_start(source, cfg, command)
+
+
+def proxy_of(cfg, command):
+    """--proxy. UserError if it names another task than those of --tasks and SAVED."""
+    if "proxy" not in command.given:
+        return "MLM-saved" if cfg.proxy and cfg.setting == "mlm" else cfg.proxy
+    for name in cfg.proxy.split(","):
+        if name not in SAVED and name not in cfg.tasks.split(","):
+            raise UserError(f"--proxy {name}: choose from {', '.join(SAVED)} and --tasks")
+    if "States-saved" in cfg.proxy.split(",") and cfg.setting == "mlm":
+        raise UserError("--proxy States-saved: it compares states with a teacher's; add --setting "
+                        "distill and --teacher DIR, or take MLM-saved")
+    return cfg.proxy
+
+
+def learns_from_init(source, command):
+    """The setting of a search whose winners learn from --init, fine-tuned."""
+    if command.action != "search" or "task_teacher" in command.given:
+        return {}
+    return {"task_teacher": str(source.path)}
+
+
+def settings_of_start(source, cfg, command):
+    """The settings with which a model that is not a SuperPLM becomes one, unless flags say
+    otherwise: its shape is the largest, a released model is its own teacher, and in a search,
+    fine-tuned, that of the winners."""
+    top = source.arch
+    if "largest" in command.given and (reason := why_outside(parse_arch(cfg.largest), top)):
+        raise UserError(f"--largest {cfg.largest}: {reason}, the shape of {source.path}")
+    changes = {"largest": str(top), "reference": str(top)}
+    setting = cfg.setting
+    if not source.settings and not {"setting", "teacher"} & command.given:
+        setting = "distill"
+        changes |= {"setting": setting, "teacher": str(source.path)}
+        changes |= learns_from_init(source, command)
+    low_hidden = WIDTH_STEP * math.ceil(top.hidden / 2 / WIDTH_STEP)
+    low_ffn = WIDTH_STEP * math.ceil(top.ffn / 4 / WIDTH_STEP)
+    size = top.qkv // top.heads
+    heads = top.heads if setting == "distill" else math.ceil(top.heads / 2)
+    width = heads * (math.ceil(size / 2) if setting == "distill" else size)
+    smallest = Arch(math.ceil(top.layers / 3), low_hidden, low_ffn, heads, width)
+    changes["smallest"] = str(smallest)
+    return {name: value for name, value in changes.items() if name not in command.given}
 
 
 def check_space(cfg):
@@ -1758,6 +2327,20 @@ def check_tasks(names, source, cfg):
                             "tasks, such as SST-2")
 
 
+def given(value, default):
+    """A setting, or its default if it is None."""
+    return default if value is None else value
+
+
+def check_teacher(names, cfg, data):
+    """UserError if RUN/TASK of --task_teacher is missing, or has another vocabulary."""
+    for name in names:
+        if cfg.task_teacher not in ("", cfg.init) and name not in SAVED:
+            folder = Path(cfg.task_teacher, name)
+            existing(folder / "config.json", f"--task_teacher is a run of --finetune {name}")
+            check_vocabulary(folder, data.tokenizer)
+
+
 def complete(cfg, data):
     """The settings with the paths of the data, the vocabulary size, and steps computed from passes
     over the text."""
@@ -1769,8 +2352,8 @@ def complete(cfg, data):
     examples = data.train.slots(cfg.length - 3)
     return dataclasses.replace(
         cfg,
-        steps=cfg.steps or math.ceil(5 * examples / cfg.batch),
-        further_steps=cfg.further_steps or math.ceil(further * examples / cfg.batch))
+        steps=given(cfg.steps, math.ceil(5 * examples / cfg.batch)),
+        further_steps=given(cfg.further_steps, math.ceil(further * examples / cfg.batch)))
 
 
 def trained_positions(source, cfg):
@@ -1831,7 +2414,7 @@ def extend_positions(model, length):
     """Copy the rows of the trained positions of a model, unless it is new, to those after them, up
     to `length`. A training follows, after which these count as trained. Returns a line about it, or
     "" if there are none."""
-    # D25 (silent): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # D29 (silent): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
     # 2020). SQuAD has 384 tokens, as in the released code, and a SuperPLM has --length (D3). The
     # paper does not mention the positions in between
     trained = model.encoder.trained
@@ -1878,13 +2461,14 @@ def search(cfg, command):
         source = load_pretrained(cfg, command)
         cfg = resolve(cfg, command, ranks, source)
         names = parse_tasks(cfg.tasks, recipes(cfg), cfg)
-        check_tasks(names, source, cfg)
+        check_tasks([*names, *proxies_of(cfg)], source, cfg)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
         data = open_data(cfg, command, ranks, names, text=True)
+        check_teacher(names, cfg, data)
         cfg = complete(cfg, data)
         run = Run(cfg, command, ranks, data)
         if not run.result:
-            data = open_proxies(names, cfg, data)
+            data = open_tasks(names, cfg, data)
             data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
             run.finish(find_architecture(source, data, cfg, run))
         print_best(run, cfg)
@@ -1913,8 +2497,7 @@ def superplm(cfg, command):
         run = Run(cfg, command, ranks, data, trained=trained_positions(source, cfg))
         if not run.result:
             data.teacher = load_teacher(cfg, command, ranks, data.tokenizer)
-            model, start = start_model(source, cfg.largest, cfg, data.teacher)
-            train_language_model(model, data, cfg, run, start)
+            model = train_superplm(source, data, cfg, run, "checkpoint.pt")
             run.finish(held_out_loss(model, data, cfg, ranks))
         print_held_out(run, cfg)
         only_here = ("out", "restart", "init", "dry_run", "steps", "samples")
@@ -1971,16 +2554,21 @@ def finetune(cfg, command):
         check_tasks(names, source, cfg)
         masked = "MLM-saved" in names
         data = open_data(cfg, command, ranks, names, text=masked)
+        check_teacher(names, cfg, data)
         cfg = complete(cfg, data)
         run = Run(cfg, command, ranks, data)
         if not run.result:
             model, _ = start_model(source, cfg.arch, cfg)  # a mistake ends the command here
             tasks = [name for name in names if name != "MLM-saved"]
             result = finetune_tasks(method(), tasks, source, data, cfg, run)
-            run.finish({**result, "mlm": score_mlm(model, data, cfg) if masked else None})
+            mlm = score_mlm(model, data, cfg) if masked else None
+            if masked:
+                mlm["baseline"] = frequency_baseline(data, cfg)
+            run.finish({**result, "mlm": mlm})
         if mlm := run.result["mlm"]:
             print0(ranks, f"MLM-saved: the loss of masked words is {mlm['loss']:.4f}, "
-                          f"{mlm['main']:.2%} below a uniform guess")
+                          f"{mlm['main']:.2%} below a uniform guess; the frequencies of words are "
+                          f"{mlm['baseline']:.2%} below")
         print_summary(run, cfg)
 
 
@@ -1994,26 +2582,77 @@ def predict(cfg, command):
 
 
 def export(cfg, command):
-    """Write --init's model with its head, or its sub-model --arch, as a Hugging Face folder."""
+    """Write --init's model with its head, or its sub-model --arch, as a Hugging Face folder or as a
+    module FILE.py."""
     source = load_pretrained(cfg, command)
     cfg = resolve(cfg, command, None, source)
     tokenizer = open_tokenizer(cfg.tokenizer, cfg.init)
     cfg = dataclasses.replace(cfg, vocab_size=tokenizer.vocab_size)
     model, _ = start_model(source, cfg.arch, cfg)
-    # without newly initialised weights, such as the MLM head that an ELECTRA lacks
-    state = {name: value for name, value in model.state_dict().items() if name in source.weights}
     arch = model.encoder.arch
     head = {name: value for name, value in source.weights.items()
             if name.startswith("head.") and arch == source.arch}
-    print(hf_models.write_bert(
-        command.value, state, dataclasses.astuple(arch), tokenizer,
-        longest_input(source, head, cfg), source.path, head))
+    length = longest_input(source, head, cfg)
     if source.settings:  # those of a search
         cfg = dataclasses.replace(
             cfg, **settings_from(cfg, command, source.settings, source.path, (), TIMED))
-    length = min(cfg.latency_length, positions_of(source))
-    cfg = dataclasses.replace(cfg, latency_length=length)
-    print(compare_latencies(command.value, arch, cfg))
+    cfg = dataclasses.replace(
+        cfg, latency_length=min(cfg.latency_length, positions_of(source)))
+    if command.value.endswith(".py"):
+        others = export_module(Path(command.value), source, model.encoder, head, tokenizer, length,
+                               cfg)
+    else:
+        others = export_folder(command, source, model, head, tokenizer, length, cfg)
+    print(compare_latencies(others, arch, cfg))
+
+
+def export_folder(command, source, model, head, tokenizer, length, cfg):
+    """Write a Hugging Face folder. Returns {name: a function that runs it, or None}, to time."""
+    if "quantize" in command.given:
+        raise UserError(f"--quantize: {command.value} is a folder of float32 weights for "
+                        "transformers; name a file, FILE.py")
+    # without newly initialised weights, such as the MLM head that an ELECTRA lacks
+    state = {name: value for name, value in model.state_dict().items() if name in source.weights}
+    shape = dataclasses.astuple(model.encoder.arch)
+    print(hf_models.write_bert(
+        command.value, state, shape, tokenizer, length, source.path, head))
+    run = None
+    if can_time(cfg):
+        run = hf_models.open_exported(
+            command.value, cfg.latency_batch, cfg.latency_length, cfg.latency_device)
+    return {"the exported folder with transformers": run}
+
+
+def export_module(path, source, encoder, head, tokenizer, length, cfg):
+    """Write a module, weights and vocabulary. Returns {name: a function that runs it}, to time."""
+    refuse_to_overwrite(path, tokenizer)
+    if "encoder.project.weight" in source.weights:
+        raise UserError(f"{source.path}: its embeddings are narrower than its layers; export a "
+                        "folder instead of a file")
+    check_engine(cfg)
+    own = folder_task.read_spec(source.path)
+    labels = label_names(source, head, own)
+    network = encoder
+    if head:
+        network = TaskModel(encoder, len(head["head.weight"]), labels == SPAN)
+        network.load_state_dict(folder_task.export_head(head, own)[0], strict=False)
+    write_module(path, plain(network), encoder.arch, tokenizer, labels, length, cfg.quantize)
+    print(f"{path}: written, with {path.with_suffix('.pt').name} and {tokenizer.file_name}; it "
+          f"needs torch{' and sentencepiece' * (tokenizer.file_name == 'spiece.model')}, and its "
+          "first lines say how to call it")
+    model = open_module(path).load().to(cfg.latency_device)
+    ids = torch.zeros(cfg.latency_batch, cfg.latency_length, dtype=torch.long,
+                      device=cfg.latency_device)
+    return {path.name: lambda: model({"ids": ids, "token_type_ids": ids})}
+
+
+def label_names(source, head, own):
+    """The names of the outputs of a Pretrained's head, () without a head."""
+    if not head:
+        return ()
+    if source.task == "SQuAD1.1":
+        return SPAN
+    return tuple(hf_models.label_names(source.task, head, own))
 
 
 def longest_input(source, head, cfg):
@@ -2030,23 +2669,27 @@ def longest_input(source, head, cfg):
     return settings["finetune_length"] or recipe.length
 
 
-def compare_latencies(folder, arch, cfg):
-    """A line with the latencies of this file's encoder and of an exported folder in transformers,
-    measured alternately."""
-    if cfg.latency_device == "cuda" and not torch.cuda.is_available():
+def can_time(cfg):
+    """Whether this machine has the device that latencies are measured on."""
+    return cfg.latency_device == "cpu" or torch.cuda.is_available()
+
+
+def compare_latencies(others, arch, cfg):
+    """A line with the latency of an architecture as a search measures it, and of exported models
+    {name: a function that runs it, or None}, measured alternately."""
+    if not can_time(cfg):
         return "latency: not measured, since there is no GPU; --latency_device cpu measures one"
-    exported = hf_models.open_exported(
-        folder, cfg.latency_batch, cfg.latency_length, cfg.latency_device)
-    own = []
-    others = []
+    calls = {"as in a search": lambda: time_model(arch, cfg)}
+    for name, run in others.items():
+        calls[name] = functools.partial(time_passes, run, cfg) if run else None
+    times = {name: [] for name in calls}
     for _ in range(FINAL_ROUNDS):
-        own.append(time_model(arch, cfg))
-        if exported:
-            others.append(time_passes(exported, cfg))
-    line = f"latency: {statistics.median(own):.4g} ms ({what_is_timed(cfg)}); the exported folder: "
-    if not exported:
-        return line + "not measured (pip install transformers)"
-    return line + f"{statistics.median(others):.4g} ms with transformers"
+        for name, call in calls.items():
+            if call:
+                times[name].append(call())
+    shown = [f"{name} {statistics.median(each):.4g} ms" if each else
+             f"{name}: not measured (pip install transformers)" for name, each in times.items()]
+    return f"latency: {'; '.join(shown)} ({what_is_timed(cfg)})"
 
 
 def step_flops(cfg):
@@ -2072,7 +2715,7 @@ def describe(cfg, command):
     count = sum(parts.values())
     # without reading the corpus: 5 passes over BERT's 3.3 billion words stand for 0 steps
     passes = round(5 * 3.3e9 / (cfg.length - 3) / cfg.batch)
-    steps = (cfg.further_steps if cfg.arch else cfg.steps) or passes
+    steps = given(cfg.further_steps if cfg.arch else cfg.steps, passes)
     activations = [layer_activations(cfg.length, arch.hidden, ffn) for ffn, _, _ in arch.shapes]
     logits = round(MASK_RATE * cfg.length) * cfg.vocab_size
     print(json.dumps({
@@ -2096,16 +2739,23 @@ def print_held_out(run, cfg):
 
 
 def comparison(table):
-    """The text of best.json's table. "of" is the number of trained shapes. A row has the best."""
+    """The text of best.json's table. "of" is the number of trained shapes. A row has the best. A
+    tie is a difference of less than two standard errors."""
     lines = [f"{'':22} {'shape':20} {'ms':>8} {'parameters':>12} {'loss':>7}  scores"]
+    best = table["searched"]
+    margin = 2 * math.sqrt(2) * best["standard_error"]
     for kind, line in table.items():
         if not line["of"]:
             lines.append(f"{kind:22} none drawn, or none within the limit")
             continue
         title = f"{kind}, best of {line['of']}" if line["of"] > 1 else kind
-        loss = f"{line['loss']:7.4f}" if "loss" in line else "diverged"
+        loss = f"{line['loss']:7.4f}" if "loss" in line else "diverged" * line["diverged"]
+        same = line["arch"] == best["arch"]
+        tie = " (tie)" if not same and abs(line["score"] - best["score"]) < margin else ""
         lines.append(f"{title:22} {line['arch']:20} {line['milliseconds']:8.4g} "
-                     f"{line['parameters']:12,} {loss}  {percent(line['scores'])}")
+                     f"{line['parameters']:12,} {loss:7}  {percent(line['scores'])}{tie}")
+    lines.append(f"scores that differ by less than {100 * margin:.2f} are a tie, by the number of "
+                 "held-out examples; another seed can change more")
     return "\n".join(lines)
 
 
@@ -2139,24 +2789,28 @@ def print_best(run, cfg):
     """Print best.json of a finished search, and the next command."""
     best = run.result
     print0(run.ranks, comparison(best["table"]))
-    line = (f"{best['arch']} takes {best['milliseconds']:.4g} ms, {best['speedup']:.3g} times as "
-            f"fast as {cfg.reference}: {percent(best['scores'])}")
-    if best["baselines"]:
-        line += f"; majority baseline {percent(best['baselines'])}"
-    if words := best.get("words_baselines"):
-        line += f"; bag of words {percent(words)}"
-    print0(run.ranks, line)
-    print0(run.ranks, f"timed: {what_is_timed(cfg)}; --export measures the exported folder, too")
+    print0(run.ranks, f"{best['arch']} takes {best['milliseconds']:.4g} ms, {best['speedup']:.3g} "
+                      f"times as fast as {cfg.reference}: {percent(best['scores'])}")
+    for name, baselines in best["baselines"].items():
+        print0(run.ranks, f"baselines of {name}: {percent(baselines)}")
+        if best["scores"][name] <= max(baselines.values()) and not cfg.dry_run:
+            print0(run.ranks, f"{name}: no better than its baselines; start from a released BERT "
+                              "(--init), or train longer (--steps, --finetune_epochs)")
+    print0(run.ranks, f"timed: {what_is_timed(cfg)}; --export FILE.py measures the file, too")
     print0(run.ranks, f"{run.folder / 'pareto.svg'}: all candidates, score against latency")
-    words = "--export", f"{run.folder}-exported", "--init", run.folder
-    run.print_next(cfg, "best.json", *words)
+    tuned = [name for name in best["scores"] if name not in SAVED]
+    init = run.folder / tuned[0] if tuned and cfg.task_teacher else run.folder
+    run.print_next(cfg, "best.json", "--export", f"{run.folder}-exported/model.py", "--init", init,
+                   same=())
 
 
 def what_is_timed(cfg):
     """The meaning of a latency in words."""
     sequences = "one sequence" if cfg.latency_batch == 1 else f"{cfg.latency_batch} sequences"
-    return (f"encoder and pooler of this file, {sequences} of {cfg.latency_length} tokens, no "
-            f"padding, {cfg.latency_device}, {cfg.latency_threads} thread(s)")
+    states = "all states" if cfg.latency_states == "all" else "a classifier"
+    bits = ", int8" if cfg.quantize else ""
+    return (f"{states}{bits}, {sequences} of {cfg.latency_length} tokens, no padding, "
+            f"{cfg.latency_device}, {cfg.latency_threads} thread(s)")
 
 
 # Command line
@@ -2167,8 +2821,8 @@ SUPERPLM = ("search space", "one-shot training")
 ACTIONS = {  # the function, its help, and the groups of settings that it reads
     "search": (
         search, "all phases: text to a further-trained tiny model within the limit",
-        (*TEXT, *SUPERPLM, "further training", "tasks", "fine-tuning", "what is timed", "latency",
-         "search")),
+        (*TEXT, *SUPERPLM, "further training", "tasks", "fine-tuning", "distillation on tasks",
+         "what is timed", "latency", "search")),
     "superplm": (superplm, "one-shot training alone (Alg. 1)", (*TEXT, *SUPERPLM)),
     "latency": (
         latency, "measure latencies alone, learn to predict them",
@@ -2180,12 +2834,13 @@ ACTIONS = {  # the function, its help, and the groups of settings that it reads
         finetune, "fine-tune --init's model on SQuAD and GLUE tasks (Table D.1), or on a folder of "
         "your own with train and dev files",
         ("run", "execution", "text", "architecture", "tasks", "fine-tuning",
-         "scores of --finetune"), "TASKS"),
+         "distillation on tasks", "scores of --finetune"), "TASKS"),
     "predict": (
         predict, "predict a file of your own (TSV or SQuAD JSON) with RUN/TASK of --init",
         ("run", "execution", "fine-tuning"), "FILE"),
     "export": (
-        export, "write --init's model, or its part --arch, as a Hugging Face folder",
+        export, "write --init's model, or its part --arch, as a Hugging Face folder, or as FILE.py "
+        "in plain PyTorch",
         ("run", "architecture", "what is timed"), "DIR"),
     "describe": (
         describe, "parameters, FLOPs, memory and days of training of --arch as JSON",

@@ -31,6 +31,7 @@ GROUPS = re.compile(
     r"^ {4}(?:# D\d.*(?:\n {4}#.*)*|# (.+(?:\n {4}# .+)*)|(\w+):)", re.MULTILINE)
 STOPPED = 128 + 15  # exit status of an unfinished run after SIGTERM
 PRESET = "demo"  # without --preset
+RELEASED = "released"  # for a Hugging Face folder as --init, where a file has this preset
 COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # modules of torch.compile
 # torch's messages for sizes that it cannot allocate
 TOO_LARGE = ("can't allocate memory", "not enough memory", "MPS backend out of memory",
@@ -189,10 +190,13 @@ def choose_preset(presets, argv):
     first.add_argument("--init", default="")
     flags = first.parse_known_args(argv)[0]
     preset = flags.preset or settings_of(flags.init).get("preset")
+    if not preset and RELEASED in presets and Path(flags.init, "config.json").is_file():
+        preset = RELEASED
     if preset not in presets:
         return PRESET
     if not flags.preset and preset != PRESET:
-        print(f"--preset {preset}: as in {flags.init}", flush=True)
+        reason = "for" if preset == RELEASED else "as in"
+        print(f"--preset {preset}: {reason} {flags.init}", file=sys.stderr, flush=True)
     return preset
 
 

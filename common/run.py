@@ -46,7 +46,8 @@ from common.launch import (
 LOCK = "run.lock"
 EXECUTION = "execution"  # the group of settings that may differ when a run continues
 KIND = ("program", "action")  # a folder of another kind is refused, even with --restart
-MODELS = ("init", "teacher", "tokenizer", "latencies", "ensemble")  # flags that name models or runs
+# flags that name models or runs
+MODELS = ("init", "teacher", "task_teacher", "tokenizer", "latencies", "ensemble")
 
 
 # Run folders

@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 
 from common.cli import UserError, settings_of, written
-from common.files import fingerprints, waiting_lock
+from common.files import fingerprints, waiting_lock, write_atomic
 from common.finetune import data_flags, is_demo, task_files, training_texts
 from common.folder_task import FolderName, read_folder
 from common.launch import on_main, print0
@@ -38,6 +38,8 @@ class Data:
     dev: Corpus = None
     tasks: dict = dataclasses.field(default_factory=dict)
     teacher: torch.nn.Module = None
+    task_teachers: dict = dataclasses.field(default_factory=dict)
+    means: torch.Tensor = None  # of the teacher's states
     flags: dict = dataclasses.field(default_factory=dict)
     files: dict = dataclasses.field(default_factory=dict)
 
@@ -53,8 +55,15 @@ def open_data(cfg, command, ranks, tasks=(), text=False):
     reads its own. Without --tokenizer and text a vocabulary is trained on the tasks' text.
 
     UserError for a missing or unsuitable file, before a run folder is touched."""
-    flags = [*data_flags(tasks), *(["corpus"] if text else [])]
+    of_tasks = text and tasks and not cfg.corpus and is_released(cfg.init)
+    flags = [*data_flags(tasks), *(["corpus"] if text and not of_tasks else [])]
     data = find_data(cfg, command, ranks, pick(cfg, flags), tasks)
+    if of_tasks:
+        path = on_main(ranks, cached_task_text, tasks, dataclasses.replace(cfg, **data.flags),
+                       data.files)
+        data.flags["corpus"] = (path,)
+        data.files["corpus"] = [path]
+        print0(ranks, f"--corpus: the training text of {', '.join(tasks)}")
     if text:
         open_corpus(data, dataclasses.replace(cfg, **data.flags), ranks)
     elif cfg.tokenizer:
@@ -109,15 +118,8 @@ def open_corpus(data, cfg, ranks):
 def cached_vocabulary(names, cfg, files, exact):
     """The vocabulary in the cache that is trained on the training text of tasks, made once. It has
     fewer than --vocab_size tokens if the text does not allow more, unless exact."""
-    key = [names, {flag: fingerprints(paths) for flag, paths in files.items()},
-           cfg.vocab_size, exact, sentencepiece.__version__]
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-    folder = Path(cfg.cache or CACHE, f"vocabulary-{digest}")
-    path = folder / "spiece.model"
-    folder.mkdir(parents=True, exist_ok=True)
-    with waiting_lock(folder / "lock"), tempfile.TemporaryDirectory() as scratch:
-        if path.exists():
-            return path
+
+    def make(path, scratch):
         file = Path(scratch, "text.txt")
         file.write_text("\n".join(training_texts(names, cfg)), encoding="utf-8")
         try:
@@ -125,6 +127,33 @@ def cached_vocabulary(names, cfg, files, exact):
         except UserError as error:
             place = f"the training text of {', '.join(names)}"
             raise UserError(str(error).replace(str(file), place)) from None
+
+    return cached_file("spiece.model", make, names, cfg, files,
+                       cfg.vocab_size, exact, sentencepiece.__version__)
+
+
+def cached_task_text(names, cfg, files):
+    """The file in the cache with the training text of tasks, made once. A text is a document."""
+
+    def make(path, scratch):
+        lines = (" ".join(text.split()) for text in training_texts(names, cfg))
+        write_atomic(path, "\n\n".join(lines) + "\n")
+
+    return str(cached_file("text.txt", make, names, cfg, files))
+
+
+def cached_file(file, make, names, cfg, files, *more):
+    """The path of a file in the cache that follows from the files of tasks and `more`. Written by
+    make(path, folder for other files), once."""
+    key = [names, {flag: fingerprints(paths) for flag, paths in files.items()}, *more]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+    kind = Path(file).stem.replace("spiece", "vocabulary")
+    folder = Path(cfg.cache or CACHE, f"{kind}-{digest}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file
+    with waiting_lock(folder / "lock"), tempfile.TemporaryDirectory() as scratch:
+        if not path.exists():
+            make(path, scratch)
     return path
 
 
@@ -167,6 +196,11 @@ def find_own_tasks(tasks, action):
 
 
 # --- the demo data -------------------------------------------------------------------------------
+
+def is_released(init):
+    """Whether --init is a Hugging Face folder."""
+    return Path(init, "config.json").is_file() and not settings_of(init)
+
 
 def data_of(init):
     """{data flag: its value} of the run `init`, or {} if it is not a run, or has read only demo

@@ -50,7 +50,7 @@ def sources(home, *names):
     order. Layers get a generated class of attentions."""
     # by name, since line numbers change if the file is edited during a search
     text = Path(home.__file__).read_text(encoding="utf-8")
-    text = text.replace("AttentionMixer(layer, ", "layer(")
+    text = text.replace("AttentionMixer(layer, ", "layer(")  # of autobert_zero.py
     nodes = {node.name: node for node in ast.parse(text).body
              if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     todo = list(names)

@@ -101,7 +101,7 @@ def test_mutation_stays_in_the_space_and_reaches_every_variable(cfg):
     for name, choices in space.items():
         assert {start.genes[name]} < {child[name] for child in children} <= {*choices}
         positions = [[*choices].index(child[name]) for child in [start.genes, *children]]
-        reach = max(1, len(choices) // 10)  # D19
+        reach = max(1, len(choices) // 10)  # D23
         assert max(abs(each - positions[0]) for each in positions) == reach
 
 
@@ -175,7 +175,7 @@ def test_weight_decay_is_berts():
 
 def test_a_step_is_algorithm_1(monkeypatch):
     """The gradient is the average over M sub-models of the mean over the labels of N micro-batches,
-    clipped. Unused weights have zeros, not None, so that they decay (D10)."""
+    clipped. Unused weights have zeros, not None, so that they decay (D12)."""
     archs = list(map(atb.parse_arch, ("2-12-16-2-12", "1-8-8-1-6", "2-16-40-4-24")))
     monkeypatch.setattr(atb, "draw_archs", lambda cfg, step, micro: archs)
     batch = tiny_batch()
@@ -259,10 +259,11 @@ def test_algorithm_2(setting, strategy):
 
 
 def test_the_fitness_is_the_mean_over_the_tasks(monkeypatch):
-    """D22"""
-    monkeypatch.setattr(atb, "proxy_score", lambda model, name, *_: float(name))
-    data = types.SimpleNamespace(tasks=["0.5", "1.0"])
-    assert atb.judge(None, data, None)["score"] == 0.75
+    """D26"""
+    monkeypatch.setattr(atb, "proxy_score", lambda model, name, *_: (float(name), 0.1))
+    result = atb.judge(None, ["0.5", "1.0"], None, None)
+    assert result["score"] == 0.75
+    assert result["standard_error"] == pytest.approx(0.1 / math.sqrt(2))
 
 
 def test_a_latency_is_the_median_of_three_passes(monkeypatch):
@@ -278,7 +279,7 @@ def test_fast_rule():
     candidates = atb.fast_candidates(atb.search_space(BASE), predict, 30.0)
     assert len({arch.layers for arch in candidates}) == len(candidates) >= 5
     for arch in candidates:
-        assert 25.0 < pretended_latency(arch) <= 28.5  # D20
+        assert 25.0 < pretended_latency(arch) <= 28.5  # D24
 
 
 def test_fast_without_shapes_is_told_before_anything_is_measured():
@@ -472,7 +473,7 @@ def test_an_export_measures_the_folder_like_the_encoder(finished, works, monkeyp
 
     def passes(run, cfg):
         output = run()
-        exported = isinstance(output, dict)
+        exported = not isinstance(output, tuple)
         timed.append((exported, cfg.latency_threads, output[0].shape[:-1]))
         return 2.5 if exported else 1.25
 
@@ -481,15 +482,14 @@ def test_an_export_measures_the_folder_like_the_encoder(finished, works, monkeyp
     for flags, threads, tokens in (("", 1, 16), ("--latency_length 24 --latency_threads 2", 2, 24)):
         timed.clear()
         works(f"autotinybert --export hf{tokens} --init {{search}} {flags}", search=search)
-        assert timed[-2:] == [(False, threads, ()), (True, threads, (1, tokens))]
+        assert timed[-2:] == [(False, threads, (1, tokens)), (True, threads, (1, tokens))]
         line = capsys.readouterr().out.splitlines()[-1]
         assert line == (
-            "latency: 1.25 ms (encoder and pooler of this file, one sequence of "
-            f"{tokens} tokens, no padding, cpu, {threads} thread(s)); the exported folder: "
-            "2.5 ms with transformers")
+            "latency: as in a search 1.25 ms; the exported folder with transformers 2.5 ms (all "
+            f"states, one sequence of {tokens} tokens, no padding, cpu, {threads} thread(s))")
     monkeypatch.setitem(sys.modules, "transformers", None)
     works("autotinybert --export without --init {search}", search=search)
-    assert "folder: not measured (pip install transformers)" in capsys.readouterr().out
+    assert "transformers: not measured (pip install transformers)" in capsys.readouterr().out
 
 
 # --- whole runs -----------
@@ -515,18 +515,31 @@ def test_the_history_has_the_result_of_each_candidate(whole):
         assert line.items() >= result.items()
 
 
-def test_the_result_has_both_baselines_of_a_task(whole, capsys):
-    """Masked words have none. A result of an earlier version has one."""
+def test_the_result_has_the_baselines_of_its_tasks(whole, capsys):
+    """A score that is not above them is told, with what helps."""
     best = read_json(whole / "best.json")
-    assert best["baselines"].keys() == best["words_baselines"].keys() == {"reviews"}
+    assert best["baselines"]["reviews"].keys() == {"majority", "bag of words"}
     run = types.SimpleNamespace(
-        ranks=ALONE, folder=whole, result=best, print_next=lambda *words: None)
-    for said in (True, False):
+        ranks=ALONE, folder=whole, result=best, print_next=lambda *words, **more: None)
+    for score, weak in ((0.5, True), (0.51, False)):
+        best["scores"] = {"reviews": score}
+        best["baselines"] = {"reviews": {"majority": 0.25, "bag of words": 0.5}}
         atb.print_best(run, TINY)
         printed = capsys.readouterr().out
-        assert "majority baseline reviews" in printed
-        assert ("; bag of words reviews" in printed) == said
-        best.pop("words_baselines", None)
+        assert "baselines of reviews: majority 25.00, bag of words 50.00" in printed
+        assert ("reviews: no better than its baselines; start from a released" in printed) == weak
+
+
+def test_masked_words_stand_next_to_the_frequencies_of_words(monkeypatch):
+    """By hand: three of four tokens are the first of two words, with one more of each."""
+    corpus = types.SimpleNamespace(tokens=torch.tensor([0, 0, 0, 1]).numpy())
+    data = types.SimpleNamespace(
+        train=corpus, tokenizer=types.SimpleNamespace(vocab_size=2), device=ALONE.device)
+    batch = {"labels": torch.tensor([[0, 1, -100]])}
+    monkeypatch.setattr(atb, "held_out_batches", lambda *_: [batch])
+    loss = -(math.log(4 / 6) + math.log(2 / 6)) / 2
+    score = atb.frequency_baseline(data, TINY)
+    assert score == pytest.approx(1 - loss / math.log(2), abs=1e-6)
 
 
 def part(action, flags, without=()):
@@ -565,8 +578,8 @@ def test_another_search_starts_from_a_finished_ones_superplm(flags, whole, monke
     printed = capsys.readouterr().out
     assert f"{whole / 'latency.json'}: its 25 latencies are used" in printed
     assert f"limit of --latency_limit {limit:g} is" in printed
-    assert "timed: encoder and pooler of this file, one sequence of 16 tokens, no pad" in printed
-    assert not re.search("baseline.*MLM-saved", printed)
+    assert "timed: all states, one sequence of 16 tokens, no padding" in printed
+    assert "baselines of reviews: majority" in printed
     best = read_json("run/best.json")
     assert best["milliseconds"] <= limit == best["limit_milliseconds"]
     expected = pretended_latency(atb.parse_arch(best["arch"]))
@@ -633,7 +646,7 @@ def test_winners_that_all_diverged_are_told():
     with pytest.raises(atb.UserError, match="all winners diverged; lower --lr"):
         run = types.SimpleNamespace(folder=Path("run"))
         atb.choose_best(
-            {"searched": [{"arch": "1-8-8-1-8"}]}, {"1-8-8-1-8": result}, None, TINY, run)
+            {"searched": [{"arch": "1-8-8-1-8"}]}, {"1-8-8-1-8": result}, None, None, TINY, run)
 
 
 def test_a_missing_architecture_file_says_what_to_give():
@@ -657,12 +670,17 @@ def test_the_front_is_what_no_faster_shape_surpasses():
 
 def test_the_table_says_of_how_many_shapes_a_row_is_the_best_and_which_kind_has_none():
     best = {"of": 3, "arch": "1-32-32-1-48", "milliseconds": 1.5, "parameters": 1000,
-            "loss": 4.0, "scores": {"MNLI": 0.5}}
-    table = {"searched": best, "BERT's rule": {"of": 0}, "random": best | {"of": 1}}
-    _, searched, rule, random = atb.comparison(table).split("\n")
+            "loss": 4.0, "scores": {"MNLI": 0.5}, "score": 0.5, "standard_error": 0.01}
+    near = {"of": 1, "arch": "1-8-8-1-8", "score": 0.472}
+    far = {"of": 1, "arch": "1-8-8-1-8", "score": 0.471}
+    table = {"searched": best, "BERT's rule": {"of": 0}, "random": best | {"of": 1},
+             "near": best | near, "far": best | far}
+    _, searched, rule, *rows, last = atb.comparison(table).split("\n")
     assert searched.startswith("searched, best of 3 ")
     assert rule.split(maxsplit=2)[2] == "none drawn, or none within the limit"
-    assert random.split()[1] == "1-32-32-1-48"
+    assert rows[0].split()[1] == "1-32-32-1-48"
+    assert [row.endswith("(tie)") for row in rows] == [False, True, False]
+    assert last.startswith("scores that differ by less than 2.83 are a tie")
 
 
 def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags, monkeypatch):

@@ -87,10 +87,10 @@ def test_a_model_carries_its_preset_unless_another_is_given(capsys):
     write("run/config.json", {"settings": {"preset": "base"}})
     write("other/config.json", "{")
     assert parse("--train --init run")[1].preset == "base"
-    assert "--preset base: as in run" in capsys.readouterr().out
+    assert "--preset base: as in run" in capsys.readouterr().err
     for text in ("--train --init run --preset demo", "--train --init other", "--train --init none"):
         assert parse(text)[1].preset == "demo"
-    assert not capsys.readouterr().out
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text, words", [

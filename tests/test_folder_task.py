@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from small_runs import FEW, REVIEWS, call, next_command, write

@@ -27,6 +27,9 @@ path/to/prepared: data/prepare.py corpus --corpus path/to/texts --to path/to/pre
 corpora/mine: data/prepare.py corpus --corpus my/texts --to corpora/mine
 corpora/wikibooks: data/prepare.py corpus --corpus path/to/texts --to corpora/wikibooks
 path/to/bert: autotinybert.py --export path/to/bert --init runs/tiny
+BERT: autotinybert.py --export BERT --init runs/tiny
+runs/compressed/reviews: autotinybert.py --search --init BERT --tasks my/reviews \
+    --out runs/compressed
 path/to/electra-base-discriminator: autotinybert.py --init runs/tiny \
     --export path/to/electra-base-discriminator
 my/teacher: autotinybert.py --export my/teacher --init runs/tiny
@@ -77,7 +80,8 @@ SMALL = {  # pattern of commands: flags to append
     r"--preset base --cifar10": f"{SEARCH} --image 32 --batch 8 --cost flops",
     r"--preset base --task wmt14":
         f"{SEARCH} --qkv 16 --decoder_layers 1 --connect 1 --length 64 --batch 600",
-    r"--task wmt14 (?!--train)": "--cost flops",  # noise may put the times of so few networks above the limit
+    # noise may put the times of so few networks above the limit
+    r"--task wmt14 (?!--train)": "--cost flops",
 }
 
 

@@ -28,7 +28,7 @@ EXAMPLES = {
         "round_sizes simplify"),
     atb: (
         "search_space flops leading draw_archs mask_tokens distillation_losses schedule "
-        "fast_shapes roulette propose"),
+        "explained fast_shapes roulette propose"),
     mf: (
         "space_size softmax_attention cosines_at reweight linear_attention causal_weights "
         "chunked_sums learning_rate features_of kendall_tau prune latency_window crossover "
