@@ -2599,11 +2599,16 @@ def export(cfg, command):
     cfg = dataclasses.replace(
         cfg, latency_length=min(cfg.latency_length, positions_of(source)))
     if command.value.endswith(".py"):
+        classifies = head and source.task != "SQuAD1.1"
+        cfg = dataclasses.replace(cfg, latency_states="first" if classifies else "all")
         others = export_module(Path(command.value), source, model.encoder, head, tokenizer, length,
                                cfg)
     else:
         others = export_folder(command, source, model, head, tokenizer, length, cfg)
     print(compare_latencies(others, arch, cfg))
+    best = source.path.parent / "best.json"
+    if best.exists():
+        print(f"the limit of its search: {read_json(best)['limit_milliseconds']:.4g} ms")
 
 
 def export_folder(command, source, model, head, tokenizer, length, cfg):

@@ -184,6 +184,7 @@ def test_one_command_makes_a_released_bert_smaller(released, works, monkeypatch,
     export = next_command(printed)
     assert export == "autotinybert --export run-exported/model.py --init run/reviews"
     assert not call(export, monkeypatch)
+    assert "the limit of its search: " in capsys.readouterr().out
     Path("new.csv").write_text("text\nIt broke.\nGood.\n")
     works("autotinybert --predict new.csv --init run/reviews --out predicted")
     program = ("import model; network = model.load(); "
