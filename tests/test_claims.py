@@ -3,6 +3,7 @@ import dataclasses
 import importlib
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,18 @@ def test_the_demo_and_the_front_page_say_how_often_the_search_won():
     assert f"above BERT in {words[facts['BERT']['above'] - 1]}, tied in one and below in" in front
     assert facts["hybrid"] == {"above": 10, "tie": 0, "below": 0}
     assert facts["BERT"]["tie"] == facts["BERT"]["below"] == 1
+
+
+def test_the_front_page_has_the_numbers_of_the_compression():
+    rows = json.loads((study.HERE / "results/autotinybert/compress.json").read_text())["table"]
+    rows = {row["model"]: row for row in rows if row["task"] == "SST-2"}
+    front = (study.ROOT / "README.md").read_text(encoding="utf-8")
+    shown = []
+    for name in ("searched, 2, sorted, distilled", "first 3 layers", "first 4 layers"):
+        shown.append(f"{statistics.mean(rows[name]['int8_scores']):.1f}% at "
+                     f"{rows[name]['int8_ms']:.1f}")
+    searched, three, four = shown
+    assert f"SST-2 {searched} ms; first layers {three}, {four}; n = 2" in front
 
 
 @pytest.mark.peers

@@ -286,7 +286,7 @@ def report(scores, int8, times, shapes):
                "scores": [round(100 * scores[key], 2) for key in keys]}
         if keys[0] in int8:
             row |= {"int8_ms": round(times[arch, True], 2),
-                    "int8_scores": [round(100 * int8[key], 2) for key in keys]}
+                    "int8_scores": [round(100 * int8[key], 2) for key in keys if key in int8]}
         table.append(row)
     points = {}
     for row in table:
