@@ -483,7 +483,8 @@ def test_an_export_measures_the_folder_like_the_encoder(finished, works, monkeyp
         timed.clear()
         works(f"autotinybert --export hf{tokens} --init {{search}} {flags}", search=search)
         assert timed[-2:] == [(False, threads, (1, tokens)), (True, threads, (1, tokens))]
-        line = capsys.readouterr().out.splitlines()[-1]
+        *_, line, limit = capsys.readouterr().out.splitlines()
+        assert limit.startswith("the limit of its search: ")
         assert line == (
             "latency: as in a search 1.25 ms; the exported folder with transformers 2.5 ms (all "
             f"states, one sequence of {tokens} tokens, no padding, cpu, {threads} thread(s))")
