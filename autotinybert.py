@@ -539,8 +539,8 @@ class TaskModel(nn.Module):
         logits = self(batch).float()
         if self.targets is not None:
             # D7 (ours): the outputs of a fine-tuned teacher are learned instead of labels, by
-            # the squared error. TinyBERT (Jiao et al. 2020) learns them, too. The paper fine-tunes
-            # on labels
+            # the squared error, twice as long and at twice the learning rate. TinyBERT (Jiao et al.
+            # 2020) learns outputs, too. The paper fine-tunes on labels
             targets = self.targets[batch["index"]]
             if self.spans:  # padded with large negative numbers
                 targets = targets[:, :logits.shape[1]].clamp(min=logits.min().item())
@@ -1212,7 +1212,8 @@ def mean_states(encoder, data, cfg):
     means = []
     ranks = Ranks(0, 1, data.device)
     for corpus, count in ((data.train, FITTED), (data.dev, 256)):
-        for batch in held_out_batches(dataclasses.replace(data, dev=corpus), cfg, ranks, count):
+        text = dataclasses.replace(data, dev=corpus, teacher=None)  # without its targets
+        for batch in held_out_batches(text, cfg, ranks, count):
             with autocast(cfg.dtype, data.device):
                 states = encoder(batch).double()  # (B, T, H)
             B, T = batch["ids"].shape
@@ -1301,7 +1302,7 @@ def prepare_tuning(model, task, cfg, seed, device, teacher=None):
     if teacher:
         teacher = move(teacher, device)
         tuned.targets = predict_split(teacher, task, "train", cfg, device).to(device)
-        # twice as long, at twice the learning rate (D7)
+        # D7: outputs are learned more slowly than labels
         task = copy.copy(task)
         task.recipe = dataclasses.replace(
             task.recipe, lr=2 * task.recipe.lr, epochs=2 * task.recipe.epochs)

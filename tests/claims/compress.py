@@ -294,7 +294,7 @@ def report(scores, int8, times, shapes):
         name = "first layers" if name.startswith("first") else name
         if row["task"] == "SST-2" and "int8_ms" in row and "Algorithm" not in row["model"]:
             mean = statistics.mean(row["int8_scores"])
-            points.setdefault(f"{name}, int8", []).append([row["int8_ms"], mean])
+            points.setdefault(f"{name} int8", []).append([row["int8_ms"], mean])
             if row["model"] == "whole" or name == "first layers":
                 points.setdefault(f"{name} float32", []).append(
                     [row["ms"], statistics.mean(row["scores"])])
