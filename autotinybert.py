@@ -1302,7 +1302,7 @@ def prepare_tuning(model, task, cfg, seed, device, teacher=None):
     if teacher:
         teacher = move(teacher, device)
         tuned.targets = predict_split(teacher, task, "train", cfg, device).to(device)
-        # D7: outputs are learned more slowly than labels
+        # outputs are learned more slowly than labels (D7)
         task = copy.copy(task)
         task.recipe = dataclasses.replace(
             task.recipe, lr=2 * task.recipe.lr, epochs=2 * task.recipe.epochs)
