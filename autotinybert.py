@@ -562,8 +562,7 @@ class PlainLayer(nn.Module):
     def __init__(self, hidden, ffn, heads, qkv):
         super().__init__()
         self.heads = heads
-        self.query = nn.Linear(hidden, qkv)
-        self.key_value = nn.Linear(hidden, 2 * qkv)
+        self.qkv = nn.Linear(hidden, 3 * qkv)
         self.output = nn.Linear(qkv, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
         self.fc1 = nn.Linear(hidden, ffn)
@@ -573,11 +572,10 @@ class PlainLayer(nn.Module):
     def forward(self, x, mask, count=None):
         """mask: (B, 1, 1, T), True at real tokens, or None. count: of the first tokens, whose
         states are computed, or None for all."""
-        both = self.key_value(x).unflatten(-1, (2, self.heads, -1))  # (B, T, 2, N, D)
-        key, value = both.permute(2, 0, 3, 1, 4)  # (B, N, T, D)
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))  # (B, T, 3, N, D)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # (B, N, T, D)
+        mixed = F.scaled_dot_product_attention(query[:, :, :count], key, value, mask)
         x = x[:, :count]
-        query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(query, key, value, mask)
         x = self.attention_norm(x + self.output(mixed.transpose(1, 2).flatten(2)))
         return self.ffn_norm(x + self.fc2(F.gelu(self.fc1(x))))
 
@@ -677,8 +675,7 @@ def plain(model):
         place, _, leaf = name.rpartition(".")
         kind = "bias" if leaf.endswith("bias") else "weight"
         if leaf in ("qkv", "qkv_bias"):  # (3, N, D, H) and (3, N, D)
-            weights[f"{place}.query.{kind}"] = value[0].flatten(0, 1)
-            weights[f"{place}.key_value.{kind}"] = value[1:].flatten(0, 2)
+            weights[f"{place}.qkv.{kind}"] = value.flatten(0, 2)
         elif leaf in ("output", "output_bias"):  # (H, N, D) and (H,)
             weights[f"{place}.output.{kind}"] = value.flatten(1) if kind == "weight" else value
         else:
