@@ -2820,8 +2820,10 @@ def print_best(run, cfg):
     for name, baselines in best["baselines"].items():
         print0(run.ranks, f"baselines of {name}: {percent(baselines)}")
         if best["scores"][name] <= max(baselines.values()) and not cfg.dry_run:
-            print0(run.ranks, f"{name}: no better than its baselines; start from a released BERT "
-                              "(--init), or train longer (--steps, --finetune_epochs)")
+            helps = ("choose a larger limit, or raise --finetune_epochs" if cfg.init else
+                     "start from a released BERT (--init), or train longer (--steps, "
+                     "--finetune_epochs)")
+            print0(run.ranks, f"{name}: no better than its baselines; {helps}")
     print0(run.ranks, f"timed: {what_is_timed(cfg)}; --export FILE.py measures the file, too")
     print0(run.ranks, f"{run.folder / 'pareto.svg'}: all candidates, score against latency")
     tuned = [name for name in best["scores"] if name not in SAVED]

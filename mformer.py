@@ -32,7 +32,7 @@ Symbols: the paper's         here                      shape
          supernet            space, widest             a model called with an arch
 Tour:    The paper is reweight, linear_state, linear_read, Layer, train_step, Ranker, prune, evolve
          and find_architecture. Skip at first the translator and the beam search.
-Differs: There are 32 departures from the paper, D1 to D32: grep -n '# D[0-9]' mformer.py
+Differs: There are 33 departures from the paper, D1 to D33: grep -n '# D[0-9]' mformer.py
          A * marks a departure from released code, not from the text of the paper.
 Others:  The released code is OpenNLPLab/mixFormer at c1c57c5. HAT is Wang et al. 2020,
          arXiv:2005.14187. RankNAS is Hu et al. 2021, arXiv:2109.07383. cosFormer is Qin et al.
@@ -157,7 +157,7 @@ class Config:
     # D4 (silent): gradients are clipped, because a small denominator of linear attention makes
     # them large. Usual norms, 0.5 to 8 in the demos, are below the limit.
     clip: float = 10.0  # largest gradient norm of a step (0: no limit)
-    save_every: int = 1000  # steps between checkpoints. --train averages the last ones (D22) [>= 1]
+    save_every: int = 1000  # steps between checkpoints. --train averages the last ones (D23) [>= 1]
     weights: Kept = "auto"  # kept by --train: average of the last saves, or lowest held-out loss
     # search
     samples: int = 2000  # sub-nets that train the rankers, as in the released code [>= 20]
@@ -485,7 +485,9 @@ def softmax_attention(q, k, v, visible=None, table=None, first=0):
     >>> [round(value, 2) for value in softmax_attention(q, k, v, table=table).flatten().tolist()]
     [17.5, 15.0]
     """
-    q = q / math.sqrt(q.shape[-1])  # in the rho of Eq. 1, which does not print it
+    # D11 (silent): scores are divided by the square root of D, as in the Transformer. Eq. 1 prints
+    # no divisor
+    q = q / math.sqrt(q.shape[-1])
     if table is None:
         return F.scaled_dot_product_attention(q, k, v, visible, scale=1.0)
     # The table adds q_i . r_(j - i) to the score of query i and key j, with distances clipped to R.
@@ -540,7 +542,7 @@ def linear_state(k, v, mask):
     state: sum_j k_j v_j^T (B, N, 2D, D). total, for the denominator: sum_j k_j (B, N, 1, 2D).
     count: the number of keys (B, 1, 1, 1).
     """
-    # D11* (silent): padding stays out of both sums, and M is the true length. cosFormer's code
+    # D12* (silent): padding stays out of both sums, and M is the true length. cosFormer's code
     # takes the padded length, so the output of a sentence depends on its batch. In cross-attention
     # M is the source's length for keys and queries: later target tokens have the position of the
     # source's end. In causal attention M is --length, since a prefix must not know where its
@@ -553,7 +555,7 @@ def linear_state(k, v, mask):
     return k.mT @ v, k.sum(-2, keepdim=True, dtype=torch.float32), count
 
 
-# D12* (silent): the denominator of linear attention is at least FLOOR times the number of visible
+# D13* (silent): the denominator of linear attention is at least FLOOR times the number of visible
 # keys. In the released code the minimum is 1e-3 (in cosFormer's 1e-6). The gradient of a query
 # grows with the inverse of the denominator. Sums grow with the number of keys, so that a fixed
 # minimum would bound it less in long sequences.
@@ -584,7 +586,7 @@ def linear_attention(q, k, v, cosines, mask=None):
 
     Two tokens, 45 degrees apart, with queries 1 and 1, keys 1 and 3, values 10 and 20. The first
     has the weights 1 and 3 cos 45 = 2.12, so that its output is (10 + 42.4) / 3.12. If the second
-    is padding, only 10 is left (D11):
+    is padding, only 10 is left (D12):
 
     >>> q, k, v = torch.tensor([[1.0, 1.0], [1.0, 3.0], [10.0, 20.0]]).view(3, 1, 1, 2, 1)
     >>> for M, mask in ((2, None), (1, torch.tensor([[True, False]]))):
@@ -605,7 +607,7 @@ class Linear(nn.Module):
 
     def __init__(self, inputs, outputs, blocks=1):
         super().__init__()
-        # D13 (silent): initial weights are uniform, with Xavier's bound for the widest network.
+        # D14 (silent): initial weights are uniform, with Xavier's bound for the widest network.
         # ImageModel scales patches, class token and positions to similar sizes.
         bound = math.sqrt(6 / (inputs + outputs))
         self.weight = nn.Parameter(torch.empty(blocks, outputs, inputs).uniform_(-bound, bound))
@@ -635,7 +637,7 @@ class Attention(nn.Module):
     key_width: the width of the states for keys. heads: all numbers of heads that it is called with.
     has_table: whether it has relative positions.
     """
-    # D14* (silent): queries, keys and values are sliced separately. The released code slices their
+    # D15* (silent): queries, keys and values are sliced separately. The released code slices their
     # joint matrix.
 
     def __init__(self, width, key_width, heads, cfg, has_table=False):
@@ -691,7 +693,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A pre-norm encoder layer: attention and a ReLU feed-forward network, each with a residual
     connection. (B, T, H) -> the same."""
-    # D15 (silent): LayerNorm precedes each part, and the mean of the patches is classified, as in
+    # D16 (silent): LayerNorm precedes each part, and the mean of the patches is classified, as in
     # the released code.
 
     def __init__(self, attention, width, ffn, cfg):
@@ -705,7 +707,7 @@ class Layer(nn.Module):
 
     def residual(self, x, change):
         """x plus the output of a part of the layer after dropout."""
-        # D16* (silent): dropout is the same for all sampled widths. HAT and RankNAS scale it by the
+        # D17* (silent): dropout is the same for all sampled widths. HAT and RankNAS scale it by the
         # width.
         return x + F.dropout(change, self.cfg.dropout, self.training)
 
@@ -747,7 +749,7 @@ class ImageModel(nn.Module):
         super().__init__()
         self.arch = arch
         self.cfg = cfg
-        # D17 (conflict): images are enlarged to 224 pixels and cut into 14 x 14 patches, as in the
+        # D18 (conflict): images are enlarged to 224 pixels and cut into 14 x 14 patches, as in the
         # released code. Sec. 4.1.3 mentions "convolutional layers" and 256 elements, which
         # contradicts 14 x 14. One convolution, a linear map of patches of 16 x 16, gives 197 tokens
         # with the class token.
@@ -773,7 +775,7 @@ class ImageModel(nn.Module):
         x = torch.cat([token, self.patches(patches, width)], dim=1)  # (B, T, H)
         x = x * math.sqrt(width) + self.position_embedding[:, :width]
         x = F.dropout(x, self.cfg.dropout, self.training)
-        # D18 (silent): positions count the class token, then the patches row by row, as in the
+        # D19 (silent): positions count the class token, then the patches row by row, as in the
         # released code. So the patch below is 14 positions away, for the cosine and for relative
         # positions.
         M = torch.full((1,), self.tokens, device=x.device)  # for all images
@@ -955,7 +957,7 @@ class Translator(nn.Module):
         """Embeddings of tokens and their positions, from `first`. (B, T) -> (B, T, H)"""
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)
         x = F.embedding(ids, self.token_embedding[:, :width]) * math.sqrt(width)
-        # D19* (silent): sinusoids are made for the sampled width. HAT slices the widest network's.
+        # D20* (silent): sinusoids are made for the sampled width. HAT slices the widest network's.
         x = x + sinusoids(positions, width).to(x.dtype)
         return F.dropout(x, self.cfg.dropout, self.training)
 
@@ -967,7 +969,7 @@ class Translator(nn.Module):
         mask = positions < lengths[:, None]  # (B, S), True where there is no padding
         cosines = cosines_at(positions, lengths)
         states = self.layers(self.embed(source, arch.hidden), arch, cosines, mask)
-        # D20 (silent): all connected layers share one LayerNorm.
+        # D21 (silent): all connected layers share one LayerNorm.
         states = [self.norm(x) for x in states[-max(arch.connect):]]
         layers = self.decoder_layers[:arch.decoder_layers]
         return lengths, [layer.remember(states, cosines, mask, arch) for layer in layers]
@@ -982,9 +984,9 @@ class Translator(nn.Module):
         lengths, memories = encoded
         x = self.embed(target, arch.decoder_hidden, first)
         positions = torch.arange(first, first + x.shape[1], device=x.device)
-        M = lengths.new_full((1,), self.cfg.length)  # for all sentences (D11)
+        M = lengths.new_full((1,), self.cfg.length)  # for all sentences (D12)
         cosines = cosines_at(positions, M)
-        cross_cosines = cosines_at(positions, lengths)  # M is the length of each source (D11)
+        cross_cosines = cosines_at(positions, lengths)  # M is the length of each source (D12)
         caches = caches or [None] * len(memories)
         for layer, memory, cache in zip(self.decoder_layers, memories, caches):
             x = layer(x, arch, cosines, memory, cross_cosines, cache, first)
@@ -1078,7 +1080,7 @@ def beam_search(model, source, lengths, longest, bos, eos, barred, beam,
     encoded = model.encode(source, lengths)
     caches = [[] for _ in model.decoder_layers]
     barred = torch.tensor([*barred], dtype=torch.long, device=source.device)
-    # D21 (silent): a translation has at most 1.5 S + 10 tokens, or `longest`.
+    # D22 (silent): a translation has at most 1.5 S + 10 tokens, or `longest`.
     limits = (lengths + lengths // 2 + 10).clamp(max=longest)
     beams = Beams(limits, beam, bos, eos, penalty)
     for step in range(beams.best.shape[1] - 1):
@@ -1165,7 +1167,7 @@ def summed_loss(logits, labels, smoothing=SMOOTHING):
 # --- training -------------
 
 WORST = 1e9  # the loss of a diverged sub-net, since JSON has no infinity
-# D22 (silent): a training ends with the weights of the lowest loss on held-out images, if there are
+# D23 (silent): a training ends with the weights of the lowest loss on held-out images, if there are
 # any. Otherwise it ends with the average of the last saves (Sec. 4.1.4), which the paper may mean
 # for translation alone. From the first to the last of them are 4.5 or 6.4% of the steps with base,
 # 9 or 10% with demo. Means of three seeds of the demos: images 67.2% with the last weights, 67.0%
@@ -1187,7 +1189,7 @@ def learning_rate(step, cfg):
     [0.0, 0.5, 1.0, 0.93, 0.75, 0.5, 0.25, 0.07, 0.0]
     [0.0, 0.5, 1.0, 0.82, 0.71, 0.63, 0.58, 0.53, 0.5]
     """
-    # D23 (conflict): the cosine ends at 1e-6. Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends,
+    # D24 (conflict): the cosine ends at 1e-6. Sec. 6.2 lists lr 1e-6, where fairseq's cosine ends,
     # and a minimum of 1e-7, where fairseq would stop training. Sec. 6.1's minimum, 1e-9, is never
     # reached, and its "max lr: 1" contradicts lr 7e-4: both are ignored.
     warmup = round(cfg.warmup * cfg.steps)
@@ -1249,7 +1251,7 @@ def train_step(step, network, optimizer, batches, cfg, ranks, arch=None):
 def train_network(model, data, cfg, run, space=None):
     """Train a network, or with a space a super-net, one random sub-net per step. A network ends as
     the average of the last saves (Sec. 4.1.4) or with the weights of the lowest held-out loss
-    (D22). Raises Diverged, and Stop after SIGTERM. Returns the "lowest" held-out loss of a network,
+    (D23). Raises Diverged, and Stop after SIGTERM. Returns the "lowest" held-out loss of a network,
     {"loss", "step"}, and the "last", or {} without any."""
     ranks = run.ranks
     optimizer = make_optimizer(model, cfg.weight_decay)
@@ -1290,7 +1292,7 @@ def evaluation_steps(cfg):
 
 
 def ends_lowest(data, cfg):
-    """Whether a training ends with the weights of the lowest held-out loss (D22)."""
+    """Whether a training ends with the weights of the lowest held-out loss (D23)."""
     if cfg.weights == "auto":
         return cfg.task == "cifar10" and data.num_held_out > 0
     return cfg.weights == "lowest"
@@ -1313,7 +1315,7 @@ def evaluate_step(step, model, data, cfg, loop):
 def evaluate_network(model, data, cfg, ranks, arch=None):
     """{"loss"}: the held-out cross-entropy, or WORST if it is NaN or infinite. The processes share
     the batches. arch: as in train_step."""
-    # D24* (ours): only --evaluate reads test examples. The released search reads CIFAR-10's.
+    # D25* (ours): only --evaluate reads test examples. The released search reads CIFAR-10's.
     model.eval()
     losses = torch.zeros(1, device=ranks.device)
     labels = torch.zeros(1, dtype=torch.long, device=ranks.device)
@@ -1380,7 +1382,7 @@ def predict_examples(model, examples, data, cfg, ranks):
 def score_predictions(predictions, references, cfg):
     """Sec. 4.1.4: BLEU in percent, or the accuracy and, as a baseline, the fraction of the
     commonest class."""
-    # D25 (silent): BLEU is of plain text in 13a tokens.
+    # D26 (silent): BLEU is of plain text in 13a tokens.
     if cfg.task == "wmt14":
         return {"bleu": corpus_bleu(predictions, references)}
     right = [ours == theirs for ours, theirs in zip(predictions, references, strict=True)]
@@ -1410,7 +1412,7 @@ def draw_samples(space, cfg):
 # Measurements
 
 UNTIMED = 5  # runs before the timed ones, as in HAT
-# D26 (conflict): the evolution discards the fastest and slowest 10% of the architectures, and a
+# D27 (conflict): the evolution discards the fastest and slowest 10% of the architectures, and a
 # measurement of 10 runs or more those of its timings. "discarding the fastest and slowest 10%
 # models" (Sec. 3.1.2) can mean the former or, as in the released code, the latter.
 DROPPED = 0.1
@@ -1430,9 +1432,9 @@ def forward_once(model, batch, cfg):
 
 @torch.no_grad()
 def measure_latency(arch, cfg, device):
-    """Milliseconds of forward_once: the mean without the fastest and slowest tenth (D26). With
+    """Milliseconds of forward_once: the mean without the fastest and slowest tenth (D27). With
     --cost flops, GFLOPs."""
-    # D27* (ours): architectures with noisy timings are kept. The released code drops one if the
+    # D28* (ours): architectures with noisy timings are kept. The released code drops one if the
     # standard deviation of its timings is at least 1.5% of their mean.
     if cfg.cost == "flops":
         return model_flops(arch, cfg) / 1e9
@@ -1463,7 +1465,7 @@ def measure_archs(archs, name, supernet, data, cfg, run, limit=math.inf, enough=
     The folder NAMEs of the run keeps the results. The processes share the losses and, on GPUs, the
     latencies. On a CPU they would slow each other down, so the first process measures all
     latencies."""
-    # D28 (ours): losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
+    # D29 (ours): losses and latencies are measured on the same sub-nets. Sec. 3.2.2 collects them
     # separately, the released code on 2,000 sub-nets each.
     ranks = run.ranks
     timers = None if ranks.device.type == "cuda" else 1  # processes that measure latencies
@@ -1555,7 +1557,7 @@ class Ranker:
     It is fitted to 80% of the architectures. 10% choose the weights to keep. The last 10% are held
     out for Kendall's tau.
     """
-    # D29* (conflict): the ranker compares pairs, as in the paper. The released one is a regression
+    # D30* (conflict): the ranker compares pairs, as in the paper. The released one is a regression
     # by boosted trees. It reads only the means over the layers, and measures the importance of a
     # feature by its own |tau| with the values. The paper names no settings. The size of g and its
     # training are ours, the 80% and 10% RankNAS's.
@@ -1656,7 +1658,7 @@ def prune(space, importances, samples, keep):
     >>> prune(space, lists, samples, keep=2)["ffn"], prune(space, lists, samples, keep=2)["heads"]
     ((4,), (2,))
     """
-    # D30 (silent): `keep` features are searched, alternating between the lists by importance for
+    # D31 (silent): `keep` features are searched, alternating between the lists by importance for
     # the loss and for the latency. The attention types are always searched. Other features get
     # their commonest value in the best tenth of the samples within the limit, at least 5. With
     # base, `keep` is the number of features in the two lists of Sec. 7: 7 for translation, and for
@@ -1680,14 +1682,14 @@ def prune(space, importances, samples, keep):
 
 # 3. Hardware-aware search (Sec. 3.1.2, 3.2.2)
 
-# D31 (silent): without --latency_limit the limit is this fraction of the samples' median latency,
+# D32 (silent): without --latency_limit the limit is this fraction of the samples' median latency,
 # or the latency of the fastest sample if none is below it. The released search for images uses
 # 15.06 ms.
 LIMIT_FRACTION = 0.9
 
 
 def find_limit(latencies, cfg):
-    """--latency_limit, or the limit of D31. UserError if no sample is within it."""
+    """--latency_limit, or the limit of D32. UserError if no sample is within it."""
     fastest = min(latencies)
     limit = cfg.latency_limit or max(fastest, LIMIT_FRACTION * statistics.median(latencies))
     if fastest > limit:
@@ -1707,7 +1709,7 @@ def latency_window(rank_scores, latencies, limit):
     >>> [latency_window(scores, range(11), limit) for limit in (math.inf, 5, 0)]
     [(10, 90), (10, 50), (0, 10)]
     """
-    # The window excludes the slowest tenth of the samples, and those over the limit (D26). It
+    # The window excludes the slowest tenth of the samples, and those over the limit (D27). It
     # excludes the fastest tenth too, unless no others remain.
     within = sum(latency <= limit for latency in latencies) / len(latencies)
     end = min(1 - DROPPED, within)  # fractions of the samples, the fastest first
@@ -1852,7 +1854,7 @@ def within_limit(history, limit):
 
 def winner(history, limit):
     """The history line with the best loss within the limit."""
-    # D32 (ours): the winner is chosen by measurements, of the samples and of the best-ranked
+    # D33 (ours): the winner is chosen by measurements, of the samples and of the best-ranked
     # architectures, not by the rankers.
     return max(within_limit(history, limit), key=lambda line: line["score"])
 

@@ -80,7 +80,7 @@ MIXTURE = (
     slow("autotinybert distillation", TINY),
     slow("autotinybert latency", ""),
     slow("albert order", ALBERT),
-    slow("albert order_days", ALBERT),
+    slow("albert order_days order_days_longer", ALBERT),
     slow("albert order_novels", ALBERT),
     slow("albert sharing", ALBERT),
     slow("albert dropout", ALBERT),

@@ -97,7 +97,7 @@ def test_linear_attention_is_equation_3_for_batches_with_padding():
             atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [1, 1e-7])  # so small that the floor holds (D12)
+@pytest.mark.parametrize("scale", [1, 1e-7])  # so small that the floor holds (D13)
 @pytest.mark.parametrize("tokens", [1, 130, 300])
 def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens, scale):
     q, k, v = random_heads(2, 2, tokens, 4)
@@ -109,7 +109,7 @@ def test_causal_linear_attention_is_equation_3_of_the_tokens_before(tokens, scal
 
 
 def test_cross_attention_takes_the_length_of_the_source():
-    """D11: on both sides. A longer target stays at the end of the source."""
+    """D12: on both sides. A longer target stays at the end of the source."""
     torch.manual_seed(0)
     cross = mf.Attention(24, 24, (2,), TEXT)
     memory = torch.randn(1, 9, 24)
@@ -300,7 +300,7 @@ def test_a_translation_depends_on_no_padding_no_future_and_no_cache(types):
 
 
 def test_the_mean_of_the_patches_is_classified(monkeypatch):
-    """D15: without the class token."""
+    """D16: without the class token."""
     (arch,) = draw(mf.space_of(IMAGES), 1)
     model = mf.ImageModel(arch, IMAGES)
     states = torch.randn(2, 17, arch.hidden)
@@ -397,7 +397,7 @@ def test_a_ranker_orders_unseen_architectures_and_finds_the_important_features()
      "decoder_layers decoder_heads connect cross_heads ffn"),
 ])
 def test_base_keeps_the_features_of_section_7(task, lists):
-    assert paper(task).keep == len({*lists.split()})  # D30
+    assert paper(task).keep == len({*lists.split()})  # D31
 
 
 def history_line(arch):
@@ -436,7 +436,7 @@ def test_parents_are_the_best_fifth(monkeypatch):
 
 
 def test_a_latency_is_the_mean_without_the_fastest_and_slowest_tenth(monkeypatch):
-    """D26, after the warm-up runs."""
+    """D27, after the warm-up runs."""
     seconds = [9.0] * mf.UNTIMED + [7.0, *range(1, 9), 50.0]
     ticks = itertools.chain(*((0.0, each) for each in seconds))
     monkeypatch.setattr(mf, "time", SimpleNamespace(perf_counter=ticks.__next__))
