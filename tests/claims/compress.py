@@ -338,10 +338,10 @@ def curves(table):
         if row["task"] != "SST-2" or "int8_scores" not in row:
             continue
         if name == "first layers" and "distilled" not in row["model"]:
-            name = "first layers, labels"
+            name = "first layers with labels"
         point = [row["int8_ms"], statistics.mean(row["int8_scores"])]
-        points.setdefault(f"{name}, int8", []).append(point)
+        points.setdefault(f"{name}: int8", []).append(point)
         if name == "whole":
             point = [row["ms"], statistics.mean(row["scores"])]
-            points.setdefault("whole, float32", []).append(point)
+            points.setdefault("whole: float32", []).append(point)
     return points
