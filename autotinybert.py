@@ -1745,13 +1745,15 @@ def tune(model, task, cfg, device, teacher=None):
 
 
 def dev_score(tuned, task, cfg, device):
-    """The dev score of a TaskModel, with --quantize that of the module that is exported, and its
-    standard error."""
+    """The dev score of a TaskModel, with --quantize that of the module that is exported, for single
+    examples, whose scales differ from a batch's, and its standard error."""
+    size = None
     if cfg.quantize:
         tuned = quantize(plain(tuned))
         device = torch.device("cpu")
         cfg = dataclasses.replace(cfg, dtype="float32")
-    score = task.score("dev", predict_split(tuned, task, "dev", cfg, device))["main"]
+        size = 1
+    score = task.score("dev", predict_split(tuned, task, "dev", cfg, device, size))["main"]
     return score, task.standard_error(score)
 
 

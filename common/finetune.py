@@ -170,9 +170,9 @@ def task_files(names, flag, folder, search):
 
 
 @torch.no_grad()
-def predict(model, task, split, cfg, device):
-    """model(batch) for all examples of a split in the order of the file, float32 on the CPU. Raises
-    Diverged if an output is NaN or infinite.
+def predict(model, task, split, cfg, device, size=None):
+    """model(batch) for all examples of a split in the order of the file, float32 on the CPU. size:
+    of a batch, or None. Raises Diverged if an output is NaN or infinite.
 
     A model gives a tensor (B, ...) or a tuple of them. Spans (B, T, ...) of shorter batches are
     padded with -1e4.
@@ -180,7 +180,7 @@ def predict(model, task, split, cfg, device):
     features = task.splits[split]
     longest = int(features.lengths.max())
     inputs = features.lengths[0].size  # an example of RACE has four
-    size = min(4 * task.recipe.batch, max(1, EVALUATED // longest // inputs))
+    size = size or min(4 * task.recipe.batch, max(1, EVALUATED // longest // inputs))
     index = []
     collected = []
     model.eval()

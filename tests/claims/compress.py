@@ -224,7 +224,8 @@ def int8_score(folder, task_folder, bert):
         names = parse_tasks(str(task_folder), atb.recipes(cfg), cfg)
         task = open_task(names[0], cfg, load_tokenizer(bert), atb.recipes(cfg), search=True)
         model = atb.read_teacher(task, folder, cfg)
-        outputs = predict(atb.quantize(atb.plain(model)), task, "dev", cfg, torch.device("cpu"))
+        outputs = predict(
+            atb.quantize(atb.plain(model)), task, "dev", cfg, torch.device("cpu"), size=1)
         path.write_text(str(task.score("dev", outputs)["main"]))
     return float(path.read_text())
 
