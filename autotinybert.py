@@ -8,7 +8,7 @@ shapes take their weights from the SuperPLM and are trained further.
 
 Run:     python autotinybert.py --search --dry_run        a few steps of every phase on demo data
          python autotinybert.py --search --speedup 7.2    from text to a tiny model, on two cores
-         python autotinybert.py --search --init BERT --tasks FOLDER --latency_limit 4
+         python autotinybert.py --search --init BERT --tasks FOLDER --speedup 2
                                                           a released BERT becomes a small classifier
          torchrun --nproc_per_node=16 autotinybert.py --search --preset base --speedup 7.2 \\
              --corpus TEXTS --glue GLUE --squad SQUAD     the paper's sizes and budget (Sec. 4.1)
@@ -17,7 +17,7 @@ Map:     Table B.1 -> search_space               Eq. 1, 2, 3 -> Layer     Table 
          Eq. 4 -> find_architecture, judge, Predictor                     Alg. 2 -> evolve, propose
          Sec. 3.6 -> train_further               Sec. 4.4 -> fast_candidates
          Table D.1 -> TABLE_D1                   App. A -> export         Eq. 5 -> EXERCISES.md
-         Beyond the paper: a released BERT -> sort_units, score_states, open_teachers, PlainBert
+         Beyond the paper: a released BERT -> tuned_start, sort_units, score_states, PlainBert
          Tables 1, 3 and Fig. 4 in small -> tests/claims
          Tables 2, 5, F.1 and Fig. 5 need trainings of 5 or 10 epochs, 58 GPU hours each: not here
 Symbols: the paper's           here                       shape, or meaning
@@ -79,7 +79,7 @@ if (Path(__file__).parent / "common" / "launch.py").exists():  # a copy of this 
     from data.corpus import join
     from data.drawing import scatter
     from data.inputs import (
-        Data, check_vocabulary, open_data, open_tokenizer, print_after_training)
+        Data, check_vocabulary, open_data, open_tokenizer, print_after_training, tuned_task)
     from data.network_code import SPAN, refuse_to_overwrite
 
 # B batch, T tokens, H hidden (d^m), Q query/key/value width, N heads, D head width, V vocabulary,
@@ -1312,16 +1312,27 @@ def begin_task(task, source, cfg, number, device):
     """The model of run `number` of a task on a device, its Tuning, a line on its weights, and the
     number of trained positions."""
     model, note = start_model(source, cfg.arch, cfg)
-    teacher = read_teacher(task, Path(cfg.task_teacher), cfg) if cfg.task_teacher else None
+    teacher = read_teacher(task, cfg.task_teacher, cfg) if cfg.task_teacher else None
     tuned, tuning, line = prepare_tuning(model, task, cfg, cfg.seed + number, device, teacher)
     return tuned, tuning, note + line, tuned.encoder.trained
 
 
+def teacher_folder(name, folder):
+    """The model of a task in --task_teacher, a run or the model itself."""
+    return Path(folder) if tuned_task(folder) == name else Path(folder, name)
+
+
 def read_teacher(task, folder, cfg):
-    """The fine-tuned TaskModel of a task in RUN/TASK. UserError if it has other outputs."""
-    folder = folder / task.name
+    """The fine-tuned TaskModel of a task in teacher_folder. UserError if it has other outputs."""
+    folder = teacher_folder(task.name, folder)
     command = cli.Command("autotinybert", "finetune")
-    return load_task(task, read_pretrained(folder, cfg, command), cfg)
+    model = load_task(task, read_pretrained(folder, cfg, command), cfg)
+    spec = folder_task.read_spec(folder)
+    same = ("labels", "mean", "deviation")
+    if spec and any(getattr(spec, name) != getattr(task.task, name) for name in same):
+        raise UserError(f"--task_teacher {folder}: it was fine-tuned for other labels than those "
+                        f"of {task.name}; fine-tune it again")
+    return model
 
 # --- search ---------------
 
@@ -1338,6 +1349,7 @@ SPACE = ("largest", "smallest", "setting", "variant")
 DRIFT = 0.1  # relative change of the reference's latency that causes a warning
 DOUBTFUL = 0.2  # mean relative error of a predictor that causes a warning
 FINAL_ROUNDS = 5  # of the latency of a finalist
+TINY = 1e-300  # against a division by zero
 
 
 def time_model(arch, cfg):
@@ -1488,7 +1500,7 @@ class Predictor:
 
     def costs(self, archs):
         """(n, 11 or 12) costs of a token: eight of the layers, those of embeddings, pooler and
-        start, and of the keys and values of a last layer with one state."""
+        start, and of the queries, keys and values of a last layer with one state."""
         costs = []
         for layers, hidden, ffn, heads, qkv in map(dataclasses.astuple, archs):
             each = [
@@ -1515,13 +1527,13 @@ class Predictor:
         """Non-negative least squares on the relative errors, by the multiplicative updates of Lee
         and Seung (2001). Returns itself."""
         examples = self.costs(archs) / torch.tensor(milliseconds).double()[:, None]
-        scale = examples.norm(dim=0)
+        scale = examples.norm(dim=0).clamp(min=TINY)  # one layer with one state has no costs
         examples /= scale
         products = examples.T @ examples
         goal = examples.sum(0)  # examples @ weights = 1 is exact
         weights = torch.ones_like(scale)
         for _ in range(10_000):
-            weights *= goal / (products @ weights)
+            weights *= goal / (products @ weights).clamp(min=TINY)
         self.weights = weights / scale
         return self
 
@@ -1597,8 +1609,9 @@ def check_limit(lat, cfg, run):
     if works > lat.limit:
         raise UserError(f"{flag}: --strategy {cfg.strategy} finds nothing that is that fast; the "
                         f"fastest in the search space, {smallest}, takes {fastest:.5g} ms here, "
-                        f"and the limit is {lat.limit:.5g} ms; --latency_limit {works:.3g} instead "
-                        f"finds some, with --latencies {run.folder} and a new --out")
+                        f"and the limit is {lat.limit:.5g} ms; a smaller --smallest, or "
+                        f"--latency_limit {works:.3g} with --latencies {run.folder} and a new "
+                        "--out, finds some")
 
 
 # Algorithm 2
@@ -1609,14 +1622,18 @@ DRAWS = 100  # random architectures per proposal
 
 
 def mutate(arch, space, rng):
-    """Mut() of Alg. 2. Each variable moves with probability 1/2, and at least one moves, by up to a
-    tenth of its choices, at least one. (p_m decides whether an architecture mutates.)"""
+    """Mut() of Alg. 2. Each variable with several choices moves with probability 1/2, and at least
+    one moves, by up to a tenth of its choices, at least one. (p_m decides whether an architecture
+    mutates.)"""
     # D23* (silent): what Mut() moves and how far, and the probabilities of the roulette, are chosen
     # here. The released code explores or mutates, one of both, and its parents are the best of all
     # history
     genes = arch.genes
-    moved = [name for name in space if rng.random() < 0.5]
-    for name in moved or [rng.choice(list(space))]:
+    movable = [name for name in space if len(space[name]) > 1]
+    moved = [name for name in movable if rng.random() < 0.5]
+    if movable and not moved:
+        moved = [rng.choice(movable)]
+    for name in moved:
         choices = list(space[name])
         index = choices.index(genes[name])
         reach = max(1, len(choices) // 10)
@@ -1867,13 +1884,14 @@ def sort_units(model, data, cfg, run):
 def train_superplm(source, data, cfg, run, file):
     """A SuperPLM: a new model, or a Pretrained with sorted units, after Alg. 1. The checkpoint is
     the file `file` of the run."""
-    model, start = start_model(source, cfg.largest, cfg, data.teacher)
+    model, start = start_model(source, "" if source else cfg.largest, cfg, data.teacher)
     model.to(run.ranks.device)
     if source and cfg.teacher == cfg.init:  # its states are the teacher's
         nn.init.eye_(model.fit.weight)
     if source and source.action != "superplm" and cfg.sort == "taylor":
         sort_units(model, data, cfg, run)
         start += "; its units are sorted by importance"
+    model = extract(model, parse_arch(cfg.largest), cfg.variant)
     train_language_model(model, data, cfg, run, start, file)
     return model
 
@@ -1889,13 +1907,18 @@ def open_superplm(source, data, cfg, run):
     return model
 
 
+def tunes_init(names, cfg):
+    """Whether --init is fine-tuned on tasks, which it teaches, before the search."""
+    return bool(names) and cfg.task_teacher == cfg.init and names != [tuned_task(cfg.init)]
+
+
 def open_teachers(source, lat, data, cfg, run):
     """({task: the TaskModel that teaches it}, the line of the whole --init for best.json's table or
     None). --init itself is fine-tuned and kept in teachers/TASK."""
     names = [name for name, task in data.tasks.items() if task and cfg.task_teacher]
-    folder = Path(cfg.task_teacher)
+    folder = cfg.task_teacher
     whole = None
-    if names and cfg.task_teacher == cfg.init:
+    if tunes_init(names, cfg):
         folder = run.folder / "teachers"
         whole = tune_init(folder, source, lat, names, data, cfg, run)
     return {name: read_teacher(data.tasks[name], folder, cfg) for name in names}, whole
@@ -1906,10 +1929,10 @@ def tuned_start(source, data, cfg, run):
     search has one task, or else as it is. It becomes the teacher, too."""
     # D27 (ours): a SuperPLM that starts from a fine-tuned model makes better winners
     # (tests/claims/README.md). In the paper all start from one for all tasks
-    if len(data.task_teachers) != 1 or not cfg.init == cfg.teacher == cfg.task_teacher:
+    names = [*data.task_teachers]
+    if len(names) != 1 or cfg.teacher != cfg.init or not tunes_init(names, cfg):
         return source, cfg
-    name, = data.task_teachers
-    folder = str(run.folder / "teachers" / name)
+    folder = str(run.folder / "teachers" / names[0])
     cfg = dataclasses.replace(cfg, init=folder, teacher=folder)
     data.teacher = load_teacher(cfg, run.command, run.ranks, data.tokenizer)
     return read_pretrained(folder, cfg, run.command), cfg
@@ -1968,11 +1991,14 @@ def within_limit(archs, timed, limit, count):
 
 def berts_rule(cfg, predict_ms, limit):
     """BERT's rule, d^f = 4 d^m and d^q|k|v = d^m: its architectures within the SuperPLM that are
-    predicted within the limit, the slowest first."""
+    predicted within the limit, the slowest first. If the width is not searched, these are the first
+    layers."""
     space = search_space(cfg)
+    widths = space["hidden"]
     top = parse_arch(cfg.largest)
     archs = [Arch(layers, qkv, 4 * qkv, heads, qkv)
-             for layers in space["layers"] for heads, qkv in space["attention"]]
+             for layers in space["layers"] for heads, qkv in space["attention"]
+             if len(widths) > 1 or qkv == widths[0]]
     archs = [arch for arch in archs if not why_outside(arch, top, cfg.variant)]
     times = dict(zip(archs, predict_ms(archs))) if archs else {}
     return sorted((arch for arch in archs if times[arch] <= limit), key=times.get, reverse=True)
@@ -1980,7 +2006,8 @@ def berts_rule(cfg, predict_ms, limit):
 
 def reuse_hint(cfg, run):
     """Words on another search with the SuperPLM of this one."""
-    return (f"; with --init {cfg.init or run.folder / 'superplm'} and a new --out, the SuperPLM is "
+    own = run.folder / "superplm"
+    return (f"; with --init {own if own.exists() else cfg.init} and a new --out, the SuperPLM is "
             "used again")
 
 
@@ -2239,15 +2266,17 @@ def settings_of_source(source, cfg, command):
     settings = source.settings
     is_superplm = source.action == "superplm"
     if command.action == "superplm" and is_superplm:  # trains it further
-        return settings_from(cfg, command, settings, source.path, (), SPACE)
+        return settings_from(
+            cfg, command, settings, source.path, (), (*SPACE, "teacher", "reference"))
     if command.action not in ("search", "superplm", "latency", "describe"):
         return {"arch": cfg.arch or str(source.arch)}
     changes = {"init": str(source.path)}
     if is_superplm:
         changes |= settings_from(
             cfg, command, settings, source.path, (*SPACE, "vocab_size"), ["teacher", "reference"])
-        if settings["teacher"] and settings["teacher"] == settings["init"]:
-            changes |= learns_from(settings["init"], source, command)
+        teacher = cfg.teacher or settings["teacher"]
+        if teacher and settings["init"]:  # it started from a released or fine-tuned model
+            changes |= learns_from(teacher, source, cfg, command)
         return changes
     rows, width = source.weights["encoder.token_embedding.weight"].shape
     if width != source.arch.hidden:
@@ -2260,45 +2289,47 @@ def settings_of_source(source, cfg, command):
 
 
 def proxy_of(cfg, command):
-    """--proxy. UserError if it names another task than those of --tasks and SAVED."""
+    """--proxy, with the names of folders. UserError if it names another task than those of --tasks
+    and SAVED."""
     if "proxy" not in command.given:
         return "MLM-saved" if cfg.proxy and cfg.setting == "mlm" else cfg.proxy
-    for name in cfg.proxy.split(","):
-        if name not in SAVED and name not in cfg.tasks.split(","):
+    tasks, proxies = ([Path(name).name for name in text.split(",")]
+                      for text in (cfg.tasks, cfg.proxy))
+    for name in proxies:
+        if name not in (*SAVED, *tasks):
             raise UserError(f"--proxy {name}: choose from {', '.join(SAVED)} and --tasks")
-    if "States-saved" in cfg.proxy.split(",") and cfg.setting == "mlm":
+    if "States-saved" in proxies and cfg.setting == "mlm":
         raise UserError("--proxy States-saved: it compares states with a teacher's; add --setting "
                         "distill and --teacher DIR, or take MLM-saved")
-    return cfg.proxy
+    return ",".join(proxies)
 
 
-def is_tuned(folder):
-    """Whether a folder has a model that --finetune or a search has fine-tuned."""
-    path = Path(folder, "config.json")
-    return path.exists() and read_json(path).get("action") == "finetune"
-
-
-def learns_from(folder, source, command):
-    """The setting of a search whose winners learn from the model in a folder. Unless that is
-    fine-tuned, --init is, first."""
+def learns_from(folder, source, cfg, command):
+    """The setting of a search whose winners learn from the model in a folder, if that is fine-tuned
+    on the task, or else from --init, which then is fine-tuned first."""
     if command.action != "search" or "task_teacher" in command.given:
         return {}
-    return {"task_teacher": str(Path(folder).parent if is_tuned(folder) else source.path)}
+    own = tuned_task(folder) == Path(cfg.tasks).name
+    return {"task_teacher": str(folder if own else source.path)}
 
 
 def settings_of_start(source, cfg, command):
     """The settings with which a model that is not a SuperPLM becomes one, unless flags say
     otherwise: its shape is the largest, a released or fine-tuned model is its own teacher, and in a
     search, fine-tuned, that of the winners."""
-    top = source.arch
-    if "largest" in command.given and (reason := why_outside(parse_arch(cfg.largest), top)):
+    top = parse_arch(cfg.largest) if "largest" in command.given else source.arch
+    if reason := why_outside(top, source.arch):
         raise UserError(f"--largest {cfg.largest}: {reason}, the shape of {source.path}")
-    changes = {"largest": str(top), "reference": str(top)}
+    changes = {"largest": str(top), "reference": str(source.arch)}
     setting = cfg.setting
-    if source.action in ("", "finetune") and not {"setting", "teacher"} & command.given:
+    if source.action in ("", "finetune") and (
+            "setting" not in command.given or setting == "distill"):
         setting = "distill"
-        changes |= {"setting": setting, "teacher": str(source.path)}
-        changes |= learns_from(source.path, source, command)
+        changes |= {"setting": setting, "teacher": cfg.teacher or str(source.path)}
+        changes |= learns_from(source.path, source, cfg, command)
+    if setting == "mlm" and cfg.steps == 0 and "decoder_bias" not in source.weights:
+        raise UserError(f"{source.path}: it has no head for masked words, which --setting mlm "
+                        "needs; leave --setting out, or train it (--steps)")
     low_ffn = WIDTH_STEP * math.ceil(top.ffn / 4 / WIDTH_STEP)
     size = top.qkv // top.heads
     heads = top.heads if setting == "distill" else math.ceil(top.heads / 2)
@@ -2356,10 +2387,10 @@ def given(value, default):
 
 
 def check_teacher(names, cfg, data):
-    """UserError if RUN/TASK of --task_teacher is missing, or has another vocabulary."""
+    """UserError if --task_teacher has no model of a task, or another vocabulary."""
     for name in names:
         if cfg.task_teacher not in ("", cfg.init) and name not in SAVED:
-            folder = Path(cfg.task_teacher, name)
+            folder = teacher_folder(name, cfg.task_teacher)
             existing(folder / "config.json", f"--task_teacher is a run of --finetune {name}")
             check_vocabulary(folder, data.tokenizer)
 
@@ -2486,7 +2517,10 @@ def search(cfg, command):
         names = parse_tasks(cfg.tasks, recipes(cfg), cfg)
         check_tasks([*names, *proxies_of(cfg)], source, cfg)
         cfg = dataclasses.replace(cfg, tasks=",".join(names))
-        data = open_data(cfg, command, ranks, names, text=True)
+        if "SQuAD1.1" in names and "latency_states" not in command.given:
+            cfg = dataclasses.replace(cfg, latency_states="all")  # a span needs all
+        own = [name for name in names if name not in SAVED]
+        data = open_data(cfg, command, ranks, own, text=True)
         check_teacher(names, cfg, data)
         cfg = complete(cfg, data)
         run = Run(cfg, command, ranks, data)

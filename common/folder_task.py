@@ -37,7 +37,9 @@ SEPARATORS = {";": "a semicolon", "\t": "a tab", ",": "a comma", "|": "a bar"}
 SPEC = "task.json"  # next to a fine-tuned model: its OwnSpec
 FIX = "a folder with a task of your own needs a train and a dev file, .tsv or .csv"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-RESERVED = {"", "jobs", "tensorboard"}  # other folders in the run folder of a fine-tuning
+# other folders in the run folder of a fine-tuning or a search
+RESERVED = {"", "jobs", "tensorboard", "model", "superplm", "teachers", "tuned", "further",
+            "candidates", "finals", "latencies"}
 RUN_FILES = (".json", ".jsonl", ".pt", ".model", ".txt", ".lock")  # endings of files there
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 LARGEST = 1e30  # label of a regression, so that an exported head fits float32

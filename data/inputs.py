@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 
 from common.cli import UserError, settings_of, written
-from common.files import fingerprints, waiting_lock, write_atomic
+from common.files import fingerprints, read_json, waiting_lock, write_atomic
 from common.finetune import data_flags, is_demo, task_files, training_texts
 from common.folder_task import FolderName, read_folder
 from common.launch import on_main, print0
@@ -55,7 +55,7 @@ def open_data(cfg, command, ranks, tasks=(), text=False):
     reads its own. Without --tokenizer and text a vocabulary is trained on the tasks' text.
 
     UserError for a missing or unsuitable file, before a run folder is touched."""
-    of_tasks = text and tasks and not cfg.corpus and is_released(cfg.init)
+    of_tasks = text and tasks and not cfg.corpus and lacks_text(cfg.init)
     flags = [*data_flags(tasks), *(["corpus"] if text and not of_tasks else [])]
     data = find_data(cfg, command, ranks, pick(cfg, flags), tasks)
     if of_tasks:
@@ -197,9 +197,18 @@ def find_own_tasks(tasks, action):
 
 # --- the demo data -------------------------------------------------------------------------------
 
-def is_released(init):
-    """Whether --init is a Hugging Face folder."""
-    return Path(init, "config.json").is_file() and not settings_of(init)
+def tuned_task(folder):
+    """The task of a fine-tuned model in a folder, "" for another folder."""
+    path = Path(folder or "", "config.json")
+    record = read_json(path) if path.is_file() else {}
+    return record.get("task", "") if record.get("action") == "finetune" else ""
+
+
+def lacks_text(init):
+    """Whether --init is a Hugging Face folder, or fine-tuned without a corpus."""
+    if not Path(init, "config.json").is_file():
+        return False
+    return not settings_of(init) or bool(tuned_task(init)) and "corpus" not in data_of(init)
 
 
 def data_of(init):

@@ -697,7 +697,7 @@ def test_a_limit_that_a_strategy_cannot_meet_is_told_before_the_training(flags, 
     for action in ("--search", "--finetune SST-2"):
         with pytest.raises(atb.UserError, match="no model yet; first run its command again"):
             run_here(f"{action} --init {out} --out other")
-    works = re.search(r"--latency_limit ([\d.]+) instead", str(error.value))[1]
+    works = re.search(r"--latency_limit ([\d.]+) with", str(error.value))[1]
     monkeypatch.setattr(atb, "open_superplm", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_here(f"--search {more} --latency_limit {works} --latencies {out} --out other")

@@ -222,24 +222,81 @@ def test_a_search_of_a_released_bert_starts_from_sorted_units(released, works, m
     assert torch.equal(owned[name], released_weights[name])
 
 
-def test_another_search_uses_the_fine_tuned_model_again(released, ready, works, monkeypatch):
+def test_another_search_uses_the_fine_tuned_model_again(
+        released, ready, works, monkeypatch, capsys):
     """The fine-tuned --init of a search, its SuperPLM, and a run of --finetune are starts whose
-    outputs the winners learn, without another fine-tuning of the whole."""
+    outputs the winners learn, without another fine-tuning of the whole, on the task's text. For
+    another task it is fine-tuned again."""
     monkeypatch.setattr(atb, "time_model", pretended_latency)
     works(f"autotinybert {FLAGS}")
     shutil.copytree(ready["reviews"], "reviews")
     Path("reviews/test.csv").unlink()
-    works("autotinybert --finetune reviews --init hf --out tuned --device cpu " + FEW)
-    starts = {"run/teachers/reviews": "run/teachers", "run/superplm": "run/teachers",
-              "tuned/reviews": "tuned"}
+    works(f"autotinybert --finetune reviews --init hf --out tuned --device cpu {FEW}")
+    capsys.readouterr()
+    starts = {"run/teachers/reviews": 0, "run/superplm": "run/teachers/reviews", "tuned/reviews": 0}
     for number, (start, teacher) in enumerate(starts.items()):
         flags = FLAGS.replace("--init hf", f"--init {start}")
         works(f"autotinybert {flags.replace('--out run', f'--out other{number}')}")
         settings = read_json(f"other{number}/config.json")["settings"]
         assert settings["setting"] == "distill"
-        assert settings["task_teacher"] == teacher
-        assert settings["teacher"] == (start if number != 1 else "run/teachers/reviews")
+        assert settings["task_teacher"] == settings["teacher"] == (teacher or start)
+        assert "demo" not in settings["corpus"][0]
         assert not Path(f"other{number}/teachers").exists()
+    assert "--corpus: the training text of reviews" in capsys.readouterr().out  # tuned/reviews
+    flags = FLAGS.replace("{reviews}", "CoLA --glue {glue} --train_examples 8")
+    works(f"autotinybert {flags}".replace("--init hf", "--init tuned/reviews --restart"))
+    assert Path("run/teachers/CoLA/checkpoint.pt").exists()
+
+
+def test_a_teacher_of_other_labels_is_refused(released, works, monkeypatch, capsys):
+    monkeypatch.setattr(atb, "time_model", pretended_latency)
+    for folder, labels in (("one/kind", "ab"), ("two/kind", "ac")):
+        for split in ("train", "dev"):
+            lines = [f"text {number},{labels[number % 2]}" for number in range(8)]
+            write(f"{folder}/{split}.csv", "\n".join(["text,label", *lines]) + "\n")
+    works(f"autotinybert --finetune one/kind --init hf --out tuned --device cpu {FEW}")
+    flags = FLAGS.replace("{reviews}", "two/kind").replace("hf", "tuned/kind")
+    assert call(f"autotinybert {flags}", monkeypatch) == 2
+    assert "fine-tuned for other labels than those of kind" in capsys.readouterr().err
+
+
+def test_units_are_sorted_before_the_model_is_cut(released, works, monkeypatch):
+    """--largest keeps the important neurons."""
+    monkeypatch.setattr(atb, "time_model", pretended_latency)
+    works(f"autotinybert {FLAGS} --largest 3-24-24-4-24")
+    kept = read_json("run/units.json")["ffn"][0]
+    assert len(kept) == 48
+    owned = load_file("run/superplm/checkpoint.pt")["owned"]["model"]
+    before = atb.read_pretrained("run/teachers/reviews", TINY, OWN).weights
+    name = "encoder.layers.0.fc1.bias"
+    assert torch.equal(owned[name], before[name][kept[:24]])
+
+
+def test_masked_words_need_their_head(released, works, monkeypatch, capsys):
+    monkeypatch.setattr(atb, "time_model", pretended_latency)
+    works(f"autotinybert {FLAGS}")
+    flags = FLAGS.replace("--init hf", "--init run/teachers/reviews --setting mlm --restart")
+    assert call(f"autotinybert {flags}", monkeypatch) == 2
+    assert "no head for masked words, which --setting mlm needs" in capsys.readouterr().err
+
+
+def test_spans_need_all_states(released, works, monkeypatch):
+    """A proxy task may be named by its folder."""
+    monkeypatch.setattr(atb, "time_model", pretended_latency)
+    flags = FLAGS.replace("{reviews}", "SQuAD1.1,{reviews} --squad {squad} --train_examples 8")
+    works(f"autotinybert {flags} --proxy {{reviews}}")
+    settings = read_json("run/config.json")["settings"]
+    assert settings["latency_states"] == "all"
+    assert settings["proxy"] == "reviews"
+
+
+def test_a_predictor_of_one_layer_whose_states_are_not_computed():
+    """All costs of a layer but one are 0."""
+    archs = [atb.parse_arch(f"1-{hidden}-32-2-8") for hidden in (8, 12, 16)]
+    predict_ms = atb.Predictor(16, first=True).fit(archs, [1.0, 1.5, 2.0])
+    close(torch.tensor(predict_ms(archs)), torch.tensor([1.0, 1.5, 2.0]), rtol=0.1, atol=0)
+
+
 
 
 def test_a_fine_tuning_learns_a_teachers_outputs():

@@ -9,20 +9,23 @@ The plan, written before any run of the study:
 - Time: one sequence of 64 tokens, one thread, the exported module of a classifier, int8. Limits are
   speed-ups over the whole model in int8: 1.6, 2 and 3. For MRPC 2 alone.
 - Shapes: for each limit one search of 48 candidates by States-saved on SST-2's text, seed 0, of the
-  full hidden width. Its best, the best of its first generation ("random") and the slowest of BERT's
-  rule.
+  full hidden width. Its best, the best of its first generation ("random"), and BERT's rule, which
+  at this width is the first 4, 3 and 2 layers.
 - Starts, of each seed: the whole model, fine-tuned and then sorted ("found", what --search does);
   the same, not sorted; the released model, sorted and not fine-tuned first; Algorithm 1 (400 steps
   of 16 sequences of the task's text) after fine-tuning and sorting.
 - The last training: 6 epochs at twice the learning rate on the outputs of the fine-tuned whole
   model of the same seed. "labels": 3 epochs with labels, from the start of "found".
-- For comparison: the whole model and a bag of words; its first 2, 3 and 4 layers, with labels, and
-  distilled (MRPC: 3). First layers at the time of a found shape: by a line between their two
-  neighbours, seed by seed, the whole model included.
+- For comparison: the whole model and a bag of words; its first 2, 3 and 4 layers with labels, not
+  fine-tuned first (MRPC: 3). BERT's rule at the time of a found shape: on the line between its two
+  neighbours in time, seed by seed, the whole model included.
 - Test: paired differences by limit and seed, Student's t; 3 seeds, no further batch. Two seeds of
   one model differed by .1 to .8 points on SST-2 in pilots, so that 9 pairs have a 95% interval of
   about +-.5 points.
 - Seed by seed, so that what is stopped has all arms of a seed.
+- Changed when four runs of the plan had ended, before scores were read: BERT's rule was narrower
+  shapes, and first layers were distilled without the fine-tuning. MRPC has one seed. Algorithm 1,
+  20 minutes for a seed next to other processes, comes last, if there is time.
 
 The first version of this study (record before 2026-11-29, 2 to 3 seeds, shapes of all widths down
 to 192, starts not fine-tuned first) had: whole 86.2% at 8.1 ms, first 4 layers 84.4 at 5.4, first 3
@@ -70,8 +73,9 @@ SPEEDUPS = {"SST-2": (1.6, 2, 3), "MRPC": (2,)}  # limits
 OWN_NAMES = {"SST-2": "sst2", "MRPC": "mrpc-own"}  # mrpc would be GLUE's own
 LENGTH = 64  # tokens of what is timed
 FIRST = {"SST-2": (2, 3, 4), "MRPC": (3,)}  # layers of the practitioner's models
+RULE = {1.6: 4, 2: 3, 3: 2}  # layers of BERT's rule within a limit
 STEPS = 400  # of Algorithm 1
-KINDS = ("searched", "random sample", "BERT's rule")
+KINDS = ("searched", "random sample")
 SETTINGS = (
     "--preset released --dtype bfloat16 --length 64 --held_out 0.05 --finetune_length 64 "
     "--labels classes "
@@ -178,18 +182,21 @@ def planned(bert, tasks, starts, shapes, seeds):
     rest = top.partition("-")[2]
     jobs = {}
     for seed, task in product(seeds, tasks):
+        if task == "MRPC" and seed > 1:
+            continue
         jobs[task, "whole", top, False, seed] = bert
-        for count, distilled in product(FIRST[task], (False, True)):
-            jobs[task, f"first {count} layers", f"{count}-{rest}", distilled, seed] = bert
+        for count in FIRST[task]:
+            jobs[task, f"first {count} layers", f"{count}-{rest}", False, seed] = bert
         for speedup in SPEEDUPS[task]:
             for arm in ARMS_OF[task]:
                 start, distilled = ARMS[arm]
                 jobs[task, f"searched, {speedup}, {arm}", shapes[speedup]["searched"], distilled,
                      seed] = starts[task, start, seed]
-            for kind in KINDS[1:] if task == "SST-2" else ():
-                if kind in shapes[speedup]:
-                    jobs[task, f"{kind}, {speedup}", shapes[speedup][kind], True, seed] = (
-                        starts[task, "tuned", seed])
+            tuned = starts[task, "tuned", seed]
+            jobs[task, f"BERT's rule, {speedup}", f"{RULE[speedup]}-{rest}", True, seed] = tuned
+            if task == "SST-2":
+                jobs[task, f"random sample, {speedup}", shapes[speedup]["random sample"], True,
+                     seed] = tuned
     return jobs
 
 
@@ -263,26 +270,25 @@ def pooled(scores, title):
     return [100 * scores[key] for key in sorted(keys, key=lambda key: (key[1], key[-1]))]
 
 
-def first_layers_at(scores, times, shapes, seeds):
-    """Scores that first layers, distilled, would have at the time of the found shapes, by limit and
-    seed: on the line between their neighbours. Times are those of int8."""
+def rule_at(scores, times, shapes, seeds):
+    """Scores of BERT's rule at the time of the found shapes, by limit and seed: on the line between
+    its neighbours, the whole model included. Times are those of int8."""
     result = []
     for speedup in SPEEDUPS["SST-2"]:
         arch = shapes[speedup]["searched"]
         for seed in seeds:
             points = sorted(
                 (times[key[2], True], 100 * score) for key, score in scores.items()
-                if key[0] == "SST-2" and key[-1] == seed
-                and (key[1] == "whole" or key[1].startswith("first") and key[3]))
+                if key[0] == "SST-2" and key[-1] == seed and key[1].startswith(("whole", "BERT")))
             result.append(float(np.interp(times[arch, True], *zip(*points))))
     return result
 
 
 @study(
     "3 core-hours",
-    Claim("compress-shape", "A searched shape is better than BERT's rule, than the best of a "
-          "random sample, and than first layers at its time", "78.9 against 77.1 (Table 1)",
-          [("found", "BERT's rule"), ("found", "random sample"), ("found", "first layers")]),
+    Claim("compress-shape", "A searched shape is better than BERT's rule (first layers) at its "
+          "time, and than the best of a random sample", "78.9 against 77.1 (Table 1)",
+          [("found", "BERT's rule at its time"), ("found", "random sample")]),
     Claim("compress-distill", "A fine-tuned teacher's outputs make better sub-models than labels",
           "no numbers (TinyBERT's second stage)", [("found", "labels")]),
     Claim("compress-tuned", "Sub-models of a fine-tuned model are better than those of the "
@@ -315,8 +321,9 @@ def compress(options):
 def report(scores, int8, times, shapes, seeds):
     """The record: arms by limit and seed on SST-2, a table of all means, and the picture."""
     values = {arm: pooled(scores, f"searched, {{}}, {arm}") for arm in ARMS}
-    values |= {kind: pooled(scores, f"{kind}, {{}}") for kind in KINDS[1:]}
-    values["first layers"] = first_layers_at(scores, times, shapes, seeds)
+    values["random sample"] = pooled(scores, "random sample, {}")
+    values["BERT's rule"] = pooled(scores, "BERT's rule, {}")
+    values["BERT's rule at its time"] = rule_at(scores, times, shapes, seeds)
     table = []
     for task, title in dict.fromkeys((key[0], title_of(key)) for key in scores):
         keys = [key for key in scores if (key[0], title_of(key)) == (task, title)]
@@ -335,11 +342,9 @@ def curves(table):
     points = {}
     for row in table:
         kind = row["model"].split(",")[0]
-        name = "first layers" if kind.startswith("first") else kind
+        name = "first layers with labels" if kind.startswith("first") else kind
         if row["task"] != "SST-2" or "int8_scores" not in row:
             continue
-        if name == "first layers" and "distilled" not in row["model"]:
-            name = "first layers with labels"
         point = [row["int8_ms"], statistics.mean(row["int8_scores"])]
         points.setdefault(f"{name}: int8", []).append(point)
         if name == "whole":
