@@ -2,7 +2,7 @@
 import statistics
 
 import autotinybert as atb
-from tests.claims.compress import compress
+from tests.claims.compress import compress, compress_proxy
 from tests.claims.pictures import dots, lines
 from tests.claims.study import (
     Claim, interval, kendall, main, read, read_by, run_all, run_name, study)

@@ -75,8 +75,8 @@ def study(hours, *claims, picture=None):
 
 # 97.5% quantiles by degrees of freedom. Other degrees use the quantile of 5, so that an interval is
 # rather too wide
-STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201,
-           19: 2.093, 199: 1.972, 999: 1.962}
+STUDENT = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 8: 2.306, 9: 2.262,
+           11: 2.201, 19: 2.093, 199: 1.972, 999: 1.962}
 
 
 def interval(differences):
