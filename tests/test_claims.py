@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import slow
 
-from tests.claims import autobert_zero, open_space, page, real_text, search_table, study
+from tests.claims import (
+    autobert_zero, compress, open_space, page, real_text, search_table, study)
 from tests.claims.study import Interval
 
 ABOVE = (2, 1, 3, 3)  # mean, low, high, pairs
@@ -42,6 +43,30 @@ def test_the_demo_and_the_front_page_say_how_often_the_search_won():
     assert f"above BERT in {words[facts['BERT']['above'] - 1]}, tied in one and below in" in front
     assert facts["hybrid"] == {"above": 10, "tie": 0, "below": 0}
     assert facts["BERT"]["tie"] == facts["BERT"]["below"] == 1
+
+
+def test_arms_of_the_compression_are_paired_by_limit_and_seed(monkeypatch):
+    monkeypatch.setattr(compress, "read_shape", lambda bert: "6-384-1536-12-384")
+    tasks = dict.fromkeys(compress.SPEEDUPS)
+    starts = {(task, start, seed): start for task in tasks for seed in (1, 2)
+              for start, _ in compress.ARMS.values()}
+    shapes = {speedup: dict.fromkeys(compress.KINDS, f"4-{100 * speedup}-4-1-4")
+              for speedup in compress.SPEEDUPS["SST-2"]}
+    jobs = compress.planned("bert", tasks, starts, shapes, (1, 2))
+    gains = {arm: number for number, arm in enumerate([*compress.ARMS, "random sample"])}
+    scores = {}
+    for key in jobs:
+        kind, _, rest = key[1].partition(", ")
+        limit, _, arm = rest.partition(", ")
+        scores[key] = float(limit or 0) / 10 + key[-1] / 100 + gains.get(arm or kind, 0) / 1000
+    times = {(key[2], int8): 1.0 for key in jobs for int8 in (False, True)}
+    values = compress.report(scores, {}, times, shapes, (1, 2))["values"]
+    for claim in compress.compress.claims:
+        for one, other in claim.pairs:
+            if other != "BERT's rule at its time":
+                measured = [a - b for a, b in zip(values[one], values[other], strict=True)]
+                gain = gains[one] - gains[other.removesuffix(", one seed")]
+                assert measured == pytest.approx([gain / 10] * len(measured))
 
 
 def test_the_front_page_has_the_numbers_of_the_compression():
