@@ -2860,9 +2860,13 @@ def print_best(run, cfg):
                      "start from a released BERT (--init), or train longer (--steps, "
                      "--finetune_epochs)")
             print0(run.ranks, f"{name}: no better than its baselines; {helps}")
+    tuned = [name for name in best["scores"] if name not in SAVED]
+    for kind, line in best["table"].items():
+        if kind != "--init" and line["of"] and line["score"] > best["score"]:
+            folder = run.folder / ("tuned" if tuned else "further") / line["arch"]
+            print0(run.ranks, f"{kind} scored higher: {folder} has it")
     print0(run.ranks, f"timed: {what_is_timed(cfg)}; --export FILE.py measures the file, too")
     print0(run.ranks, f"{run.folder / 'pareto.svg'}: all candidates, score against latency")
-    tuned = [name for name in best["scores"] if name not in SAVED]
     init = run.folder / tuned[0] if tuned and cfg.task_teacher else run.folder
     run.print_next(cfg, "best.json", "--export", f"{run.folder}-exported/model.py", "--init", init,
                    same=())

@@ -531,6 +531,19 @@ def test_the_result_has_the_baselines_of_its_tasks(whole, capsys):
         assert ("reviews: no better than its baselines; start from a released" in printed) == weak
 
 
+def test_a_comparison_that_scored_higher_is_named_with_its_folder(whole, capsys):
+    best = read_json(whole / "best.json")
+    run = types.SimpleNamespace(
+        ranks=ALONE, folder=whole, result=best, print_next=lambda *words, **more: None)
+    rule = best["table"]["BERT's rule"]
+    for score, higher in ((best["score"] + 0.01, True), (best["score"], False)):
+        rule["score"] = score
+        atb.print_best(run, TINY)
+        folder = whole / "tuned" / rule["arch"]
+        assert (f"BERT's rule scored higher: {folder} has it" in capsys.readouterr().out) == higher
+    assert (folder / "reviews/config.json").exists()
+
+
 def test_masked_words_stand_next_to_the_frequencies_of_words(monkeypatch):
     """By hand: three of four tokens are the first of two words, with one more of each."""
     corpus = types.SimpleNamespace(tokens=torch.tensor([0, 0, 0, 1]).numpy())
