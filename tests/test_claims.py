@@ -73,12 +73,57 @@ def test_the_front_page_has_the_numbers_of_the_compression():
     rows = json.loads((study.HERE / "results/autotinybert/compress.json").read_text())["table"]
     rows = {row["model"]: row for row in rows if row["task"] == "SST-2"}
     front = (study.ROOT / "README.md").read_text(encoding="utf-8")
-    shown = []
-    for name in ("searched, 2, sorted, distilled", "first 3 layers", "first 4 layers"):
-        shown.append(f"{statistics.mean(rows[name]['int8_scores']):.1f}% at "
-                     f"{rows[name]['int8_ms']:.1f}")
-    searched, three, four = shown
-    assert f"SST-2 {searched} ms; first layers {three}, {four}; n = 2" in front
+    shown = {name: f"{statistics.mean(row['int8_scores']):.1f}% at {row['int8_ms']:.1f}"
+             for name, row in rows.items() if "int8_scores" in row}
+    searched = ", ".join(shown[f"searched, {limit}, found, distilled"] for limit in (1.6, 2, 3))
+    first = ", ".join(shown[f"first {count} layers"] for count in (4, 3, 2))
+    assert f"SST-2: whole {shown['whole']} ms; searched {searched}; first layers {first}" in front
+
+
+def measured_numbers(anchors):
+    """The numbers of claims on the page, the means of their studies' arms, and the replays after
+    20 candidates."""
+    text = page.page()
+    lines = [line for line in text.split("\n") for anchor in anchors if f'"{anchor}"' in line]
+    if "not-decided" in anchors:
+        lines.append(text.partition("## Not decided")[2])
+    numbers = [float(number) for line in lines for number in re.findall(r"[\d.]*\d", line)]
+    for paper in page.PAPERS:
+        module = vars(importlib.import_module(f"tests.claims.{paper}"))
+        for name, one in study.studies_of(module).items():
+            if {claim.name for claim in one.claims} & {*anchors}:
+                record = study.read(study.HERE / "results" / paper / f"{name}.json")
+                numbers += [statistics.mean(each) for each in record["values"].values()]
+                for curve in record.get("curves", {}).get("MNLI, up to 100", {}).values():
+                    numbers += curve["20"]
+    return numbers
+
+
+def test_every_number_of_the_evidence_is_in_its_record():
+    front = (study.ROOT / "README.md").read_text(encoding="utf-8")
+    checked = 0
+    for line in front.partition("## Evidence")[2].split("\n"):
+        anchors = re.findall(r"tests/claims/README.md#([\w-]+)", line)
+        if not anchors or "compress-shape" in anchors:  # has a test of its own
+            continue
+        _, _, here, *_ = line.split("|")
+        numbers = measured_numbers(anchors)
+        for shown in re.findall(r"\d+\.\d+", here):
+            half = 0.5001 * 10 ** -len(shown.partition(".")[2])
+            near = [number for number in numbers
+                    if min(abs(number - float(shown)), abs(100 * number - float(shown))) < half]
+            assert near, (shown, anchors)
+            checked += 1
+    assert checked > 20
+
+
+def test_the_front_page_says_how_many_seeds_learned_the_order_of_days():
+    values = [study.read(study.HERE / f"results/albert/{name}.json")["values"]["sop on SOP"]
+              for name in ("order_days", "order_days_longer")]
+    at_chance = [sum(value < 60 for value in each) for each in values]
+    assert at_chance == [3, 1]
+    front = (study.ROOT / "README.md").read_text(encoding="utf-8")
+    assert "n = 9 (three at chance; with twice the steps, one)" in front
 
 
 @pytest.mark.peers
