@@ -1248,8 +1248,8 @@ def explained(inputs, targets, fitted):
 def score_states(model, data, cfg):
     """The task "States-saved": explained() by the model's mean states of those of the teacher."""
     # D17 (ours): a candidate is scored in seconds, without a fine-tuning, by the states that it
-    # keeps. It ranks random shapes of one limit as their fine-tuned accuracy does, but the number of
-    # layers alone does so as well (compress_proxy in tests/claims/README.md)
+    # keeps. It ranks random shapes of one limit as their fine-tuned accuracy does, but the number
+    # of layers alone does so as well (compress_proxy in tests/claims/README.md)
     if data.means is None:
         data.means = mean_states(data.teacher, data, cfg)
     means = mean_states(model.to(data.device).eval().encoder, data, cfg)
