@@ -304,7 +304,7 @@ def rule_at(scores, times, shapes, seeds):
 
 
 @study(
-    "3.3 core-hours",
+    "4 core-hours",
     Claim("compress-shape", "A searched shape is better than BERT's rule (first layers) at its "
           "time, and than the best of a random sample", "78.9 against 77.1 (Table 1)",
           [("found", "BERT's rule at its time"), ("found", "random sample")]),
