@@ -3,6 +3,7 @@ import dataclasses
 import importlib
 import json
 import re
+import shutil
 import statistics
 from pathlib import Path
 
@@ -32,6 +33,14 @@ def test_verdicts(intervals, least, expected):
 
 def test_the_page_is_what_the_results_say():
     assert (study.HERE / "README.md").read_text(encoding="utf-8") == page.page()
+
+
+def test_a_planned_study_is_not_measured(monkeypatch):
+    shutil.copytree(study.HERE / "results", "results")
+    Path("results/albert/order.json").unlink()
+    monkeypatch.setattr(page, "HERE", Path())
+    row, = [line for line in page.page().split("\n") if 'id="order"' in line]
+    assert row.endswith("|  | not measured |")
 
 
 def test_the_demo_and_the_front_page_say_how_often_the_search_won():
@@ -78,6 +87,10 @@ def test_the_front_page_has_the_numbers_of_the_compression():
     searched = ", ".join(shown[f"searched, {limit}, found, distilled"] for limit in (1.6, 2, 3))
     first = ", ".join(shown[f"first {count} layers"] for count in (4, 3, 2))
     assert f"SST-2: whole {shown['whole']} ms; searched {searched}; first layers {first}" in front
+    gaps = [statistics.mean(rows[f"searched, {limit}, found, distilled"]["int8_scores"])
+            - statistics.mean(rows[f"first {count} layers"]["int8_scores"])
+            for limit, count in compress.RULE.items()]
+    assert f"is {min(gaps):.0f} to {max(gaps):.0f} points above first layers" in front
 
 
 def measured_numbers(anchors):

@@ -27,12 +27,15 @@ The plan, written before any run of the study:
 - Changed when four runs of the plan had ended, before scores were read: BERT's rule was narrower
   shapes, and first layers were distilled without the fine-tuning.
 - Changed for time, when the first seed had been read: two seeds, not three, so that there are six
-  pairs. The arm with Algorithm 1 has one, decided before the second run.
-- That first run was in bfloat16, and its folders were lost with its machine. The record is a second
-  run of the same plan, in float32, with shapes of its own. The first seed of the lost one had, at
-  the three limits: whole 86.7, found 86.0, 85.4, 83.7 (4-384-1196-12-384, 4-384-752-12-360,
-  3-384-648-12-252), not sorted 85.3, 83.8, 81.5, not fine-tuned first 84.9, 84.3, 82.9, labels
-  85.7, 85.3, 82.6, BERT's rule 85.8, 84.7, 81.6, random 86.0 (same shape), 84.8, 83.1.
+  pairs.
+- The first run was in bfloat16, and its folders were lost with its machine. The record is a second
+  run of the plan, in float32, with shapes of its own. Changed before its scores were read: the
+  arm with Algorithm 1 has one seed. MRPC had one, too, and got its second after the first was read,
+  since time was left. A bag of words has 76.4%, as the runs print.
+- The first seed of the lost run had, at the three limits: whole 86.7, found 86.0, 85.4, 83.7
+  (4-384-1196-12-384, 4-384-752-12-360, 3-384-648-12-252), not sorted 85.3, 83.8, 81.5, not
+  fine-tuned first 84.9, 84.3, 82.9, labels 85.7, 85.3, 82.6, BERT's rule 85.8, 84.7, 81.6, random
+  86.0 (same shape), 84.8, 83.1.
 
 The first version of this study (record before 2026-11-29, 2 to 3 seeds, shapes of all widths down
 to 192, starts not fine-tuned first) had: whole 86.2% at 8.1 ms, first 4 layers 84.4 at 5.4, first 3
@@ -97,7 +100,7 @@ ARMS = {  # of the searched shapes: (start, distilled)
     "Algorithm 1": ("tuned, Algorithm 1", True),
 }
 ARMS_OF = {"SST-2": [*ARMS], "MRPC": ["found", "labels"]}
-ONE_SEED = ("Algorithm 1",)  # arms and tasks with one seed, for time
+ONE_SEED = ("Algorithm 1",)  # arms with one seed, for time
 SORTS = {"tuned, unsorted": "none"}  # --sort of a start, if not taylor
 STEPS = {"tuned, Algorithm 1": 400}  # --steps of a start, if not 0
 
@@ -146,8 +149,7 @@ def whole_name(task, bert, seed):
 
 def tune_whole(options, bert, tasks, seeds):
     """{(task, seed): folder of the fine-tuned whole model}."""
-    names = {(task, seed): whole_name(task, bert, seed) for task, seed in product(tasks, seeds)
-             if seed == 1 or task not in ONE_SEED}
+    names = {(task, seed): whole_name(task, bert, seed) for task, seed in product(tasks, seeds)}
     commands = {name: command(f"finetune {tasks[task]}", *SETTINGS, "--init", bert, "--arch",
                               read_shape(bert), "--seed", seed)
                 for (task, seed), name in names.items()}
@@ -200,8 +202,6 @@ def planned(bert, tasks, starts, shapes, seeds):
     rest = top.partition("-")[2]
     jobs = {}
     for task, seed in product(tasks, seeds):
-        if seed > 1 and task in ONE_SEED:
-            continue
         jobs[task, "whole", top, False, seed] = bert
         for count in FIRST[task]:
             jobs[task, f"first {count} layers", f"{count}-{rest}", False, seed] = bert
